@@ -1,0 +1,177 @@
+"""The configuration: frozen dataclasses, filled from a YAML file and `key=value` arguments, checked before Ray starts.
+
+In: a YAML path and overrides. Out: a `Config` that every other module reads as plain attributes. OmegaConf does the
+merge and the type conversion; nobody past this file sees a DictConfig. Each key's `doc` is both its comment here and
+its line in `--help`. Imports nothing heavy, so that `--help` answers at once.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+
+def key(default: Any, doc: str) -> Any:
+    """A config field with its default and its line in `--help`."""
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: type(default)(default), metadata={"doc": doc})
+    return field(default=default, metadata={"doc": doc})
+
+
+def section(cls: type) -> Any:
+    return field(default_factory=cls)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    name: str = key("run", "name of the run; its folder is run.dir/run.name")
+    dir: str = key("runs", "folder that holds the run folders")
+    resume: str = key("never", "never: refuse a name in use | auto: go on from the last checkpoint if there is one")
+    seed: int = key(0, "seed of the prompt order, the sampling and the learner")
+    iterations: int = key(100, "PPO iterations to run")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    path: str = key(MISSING, "folder of the policy in Hugging Face form (config.json, *.safetensors, tokenizer)")
+    dtype: str = key("auto", "parameters in compute: auto (bfloat16 on GPU, float32 on CPU) | float32 | bfloat16")
+    attention: str = key("sdpa", "attention of the learner: sdpa | eager | flash_attention_2")
+    activation_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    train_files: list[str] = key([], "parquet or JSONL files of training prompts, relative to the config file")
+    val_files: list[str] = key([], "parquet or JSONL files of held-out prompts; empty: no held-out reward")
+    train_batch_size: int = key(64, "prompts an iteration; each is sampled rollout.n times")
+    max_prompt_length: int = key(1024, "longest prompt in tokens, after the chat template")
+    overlong: str = key("drop", "prompts over max_prompt_length: drop (and count) | error")
+    columns: dict[str, str] = key({}, "where a file differs from the usual names, e.g. {prompt: question, ground_truth: answer}")
+    id_key: str = key("", "column that holds a unique prompt id; empty: file name and row number")
+    require_ground_truth: bool = key(True, "refuse rows without a ground truth; false for graders that need none")
+    shuffle: bool = key(True, "seeded new order in each epoch; false: file order")
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    n: int = key(8, "samples of each prompt (the group)")
+    max_response_length: int = key(1024, "longest response in tokens; longer ones end with finish_reason length")
+    temperature: float = key(1.0, "sampling temperature, also applied to the learner's log-probs")
+    top_p: float = key(1.0, "nucleus sampling bound in (0, 1]; below 1 the learner's log-probs differ from the engine's")
+    stop: list[str] = key([], "strings that end a response, kept in it")
+    samples_per_block: int = key(1, "samples of one prompt that travel together, 1 to rollout.n: the streaming grain")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    count: int = key(1, "vLLM engines, each a resident Ray actor")
+    tensor_parallel_size: int = key(1, "GPUs (or CPU workers) of one engine")
+    num_gpus: float = key(-1.0, "GPUs that each engine reserves; -1: tensor_parallel_size where there are GPUs, else 0")
+    num_cpus: float = key(1.0, "CPUs that each engine reserves")
+    dtype: str = key("auto", "engine parameters: auto (as the learner computes) | float32 | bfloat16")
+    gpu_memory_utilization: float = key(0.85, "part of a GPU's memory that vLLM takes")
+    kv_cache_gib: float = key(1.0, "KV cache of an engine on CPU, GiB")
+    max_num_seqs: int = key(256, "requests that one engine runs at the same time")
+    enforce_eager: bool = key(False, "no CUDA graphs (nor torch.compile): slower, starts faster")
+    weight_transfer: str = key("auto", "how weights reach engines: auto | nccl (GPU) | object_store (any device)")
+    max_mismatch_kl: float = key(0.05, "alarm when the learner and the engines disagree: KL of their log-probs per token, nats")
+
+
+@dataclass(frozen=True)
+class GraderConfig:
+    path: str = key(MISSING, "package.module:Name or path/to/file.py:name of a grader class or reward function")
+    name: str = key("", "name in metrics; empty: the part of path after the colon")
+    kwargs: dict[str, Any] = key({}, "arguments of the grader's constructor")
+    weight: float = key(1.0, "weight of its score in the sample's score")
+    data_sources: list[str] = key([], "data sources that it grades; empty: all")
+    scope: str = key("sample", "sample: graded as soon as finished | group: sees all samples of a prompt at once")
+    batch: bool = key(True, "false: called with one sample at a time")
+    max_batch: int = key(16, "most samples in one call")
+    timeout_s: float = key(30.0, "seconds a sample may take; a call of b samples may take b times as long")
+
+
+@dataclass(frozen=True)
+class GradeConfig:
+    graders: list[GraderConfig] = key([], "graders; a sample's score is the weighted sum over those of its data source")
+    workers: str = key("1", "grader actors: a number, or min..max scaled by Ray Data")
+    processes: int = key(2, "child processes of each grader actor; each reserves one CPU where there are enough")
+    memory_mb: int = key(4096, "memory that a child process may hold before it is killed, MiB")
+    max_failed_fraction: float = key(0.5, "stop the run when a larger part of an iteration's samples fails in grading")
+    async_concurrency: int = key(64, "calls of async graders in flight in the whole run")
+    async_rate: float = key(0.0, "calls of async graders started per second in the whole run; 0: no limit")
+    retries: int = key(4, "times an async call is repeated, with backoff, after a connection error")
+
+
+@dataclass(frozen=True)
+class AlgorithmConfig:
+    adv_estimator: str = key("grpo", "advantage: grpo | dr_grpo | rloo | reinforce_pp | reinforce_pp_baseline")
+    gamma: float = key(1.0, "discount per token in [0, 1], for reinforce_pp")
+    clip_low: float = key(0.2, "PPO clip: ratio is bounded below by 1 - clip_low")
+    clip_high: float = key(0.2, "PPO clip: ratio is bounded above by 1 + clip_high")
+    loss_agg: str = key("token_mean", "mean over: token_mean | seq_mean_token_sum | seq_mean_token_mean | dr_grpo")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    ranks: int = key(1, "learner processes of the Ray Train FSDP group")
+    gpus_per_rank: float = key(-1.0, "GPUs of a rank; -1: 1 where there are GPUs, else 0")
+    cpus_per_rank: float = key(1.0, "CPUs that a rank reserves")
+    lr: float = key(1e-6, "peak learning rate of AdamW")
+    lr_schedule: str = key("constant", "after warm-up: constant | linear | cosine, down to 0 at the last iteration")
+    lr_warmup: int = key(0, "iterations over which the learning rate rises from 0")
+    weight_decay: float = key(0.0, "AdamW weight decay")
+    beta1: float = key(0.9, "AdamW beta1")
+    beta2: float = key(0.95, "AdamW beta2")
+    grad_clip: float = key(1.0, "largest norm of the gradient")
+    mini_batches: int = key(1, "optimizer steps an iteration and epoch; divides data.train_batch_size")
+    epochs: int = key(1, "passes over an iteration's samples")
+    micro_batch_tokens: int = key(8192, "tokens (prompt and response) of one forward and backward pass")
+    threads: int = key(0, "torch threads of a rank on CPU; 0: cpus_per_rank")
+
+
+@dataclass(frozen=True)
+class PipelineConfig:
+    max_staleness: int = key(0, "how many weight versions a sample may lag behind the learner; 0: on-policy")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: int = key(50, "iterations between checkpoints; 0: only at the end")
+    keep_last: int = key(2, "newest checkpoints that are kept")
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    every: int = key(0, "iterations between passes over data.val_files; 0: only before the first and after the last")
+    temperature: float = key(0.0, "sampling temperature of the held-out pass; 0: greedy")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    timelines: list[int] = key([1, 2], "iterations whose timeline is drawn, besides the last")
+    samples: int = key(4, "best and worst samples that are saved each iteration")
+    quiet: bool = key(False, "no progress inside an iteration")
+
+
+@dataclass(frozen=True)
+class Config:
+    run: RunConfig = section(RunConfig)
+    model: ModelConfig = section(ModelConfig)
+    data: DataConfig = section(DataConfig)
+    rollout: RolloutConfig = section(RolloutConfig)
+    engine: EngineConfig = section(EngineConfig)
+    grade: GradeConfig = section(GradeConfig)
+    algorithm: AlgorithmConfig = section(AlgorithmConfig)
+    train: TrainConfig = section(TrainConfig)
+    pipeline: PipelineConfig = section(PipelineConfig)
+    checkpoint: CheckpointConfig = section(CheckpointConfig)
+    eval: EvalConfig = section(EvalConfig)
+    log: LogConfig = section(LogConfig)

@@ -1,0 +1,92 @@
+"""The row contract: one row is one sample, flat Arrow columns, and each stage only adds columns.
+
+In: prompts become rows in `pipeline.py`. Out: the learner reads rows that every stage has passed over. A stage names
+the columns it reads and adds here, and `check_columns` fails at its door with the name of what is missing, so no stage
+needs to know another. JSON is used where the value's type differs from row to row (`ground_truth`, `extra_info`,
+`grades`): an Arrow struct would force one schema on all rows.
+
+An example row after Grade (Generate added `response_*`, Grade added `score` and below):
+
+    sample_id        "3/17/2"                   iteration 3, 17th prompt of it, member 2 of its group
+    iteration        3
+    group_id         17
+    member           2
+    prompt_id        "gsm8k-train-204"
+    min_version      3                          the gate holds the request until the engine has these weights
+    data_source      "gsm8k"
+    prompt_text      "<|user|>What is 6*7?<|assistant|>"
+    prompt_ids       [1, 529, ...]
+    ground_truth     "\"42\""                   JSON
+    extra_info       "{\"index\": 204}"         JSON
+    seed             7301
+    response_text    "6*7 = 42 #### 42"
+    response_ids     [22, 30, ...]              T tokens
+    engine_logprobs  [-0.11, -0.02, ...]        T sampling log-probs of the engine, temperature applied
+    weight_versions  [3, 3, ...]                T versions of the weights that made each token
+    finish_reason    "stop"                     stop | length (cut at rollout.max_response_length) | failed (with error)
+    generate_error   ""
+    engine           "engine-0"
+    generate_start   1716822000.12              seconds since the epoch; the engine took the request past the gate
+    generate_end     1716822003.40
+    score            1.0                        weighted sum over graders; NaN unless grade_status is "ok"
+    grade_status     "ok"                       ok | abstain | error | timeout | crash
+    grades           "[{\"grader\": \"math\", \"status\": \"ok\", \"score\": 1.0, ...}]"   JSON, one entry a grader
+    grader           "grader-0"
+    grade_start      1716822003.41
+    grade_end        1716822003.43
+"""
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+PROMPT_COLUMNS = {
+    "sample_id": pa.string(),
+    "iteration": pa.int64(),
+    "group_id": pa.int64(),
+    "member": pa.int64(),
+    "prompt_id": pa.string(),
+    "min_version": pa.int64(),
+    "data_source": pa.string(),
+    "prompt_text": pa.string(),
+    "prompt_ids": pa.list_(pa.int32()),
+    "ground_truth": pa.string(),
+    "extra_info": pa.string(),
+    "seed": pa.int64(),
+}
+GENERATE_COLUMNS = {
+    "response_text": pa.string(),
+    "response_ids": pa.list_(pa.int32()),
+    "engine_logprobs": pa.list_(pa.float32()),
+    "weight_versions": pa.list_(pa.int32()),
+    "finish_reason": pa.string(),
+    "generate_error": pa.string(),
+    "engine": pa.string(),
+    "generate_start": pa.float64(),
+    "generate_end": pa.float64(),
+}
+GRADE_COLUMNS = {
+    "score": pa.float64(),
+    "grade_status": pa.string(),
+    "grades": pa.string(),
+    "grader": pa.string(),
+    "grade_start": pa.float64(),
+    "grade_end": pa.float64(),
+}
+
+GRADE_STATUSES = ("ok", "abstain", "error", "timeout", "crash")
+FINISH_REASONS = ("stop", "length", "failed")
+
+
+def check_columns(table: pa.Table, required: Iterable[str], stage: str) -> None:
+    """Raises ValueError that names the columns which `stage` reads and `table` lacks."""
+    missing = [name for name in required if name not in table.column_names]
+    if missing:
+        raise ValueError(f"{stage} reads the columns {missing}, which its input lacks; it got {table.column_names}")
+
+
+def add_columns(table: pa.Table, values: list[dict], columns: dict[str, pa.DataType]) -> pa.Table:
+    """Appends `columns` to `table`, taking row i's values from `values[i]` (B dicts for B rows)."""
+    for name, dtype in columns.items():
+        table = table.append_column(pa.field(name, dtype), pa.array([row[name] for row in values], dtype))
+    return table
