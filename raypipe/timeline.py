@@ -1,0 +1,298 @@
+"""Who was busy when: spans, busy and idle fractions, the stage that bounds, and a trace for ui.perfetto.dev.
+
+In: rows that have passed the plan, and the spans that driver and learner noted, as {lane, name, start, end}. Out: a
+`Summary` of numbers with one sentence of advice, and a Chrome trace. Decision: every row carries its own timestamps,
+so no stage logs events, and everything here is a pure function of rows, computed after the fact.
+
+Words:
+    lane      one resource: an engine, a grader, a scorer, the learner (lanes `learner` and `learner-<rank>`). Spans of
+              other lanes (the driver's) are drawn and timed, but are no resource.
+    busy      at least one item in work. A learner's span whose name begins with `wait` is not busy.
+    idle      of a stage: 1 - the mean over its lanes of busy time / wall time. A lane that did nothing at all leaves no
+              row and is not counted.
+    efficiency  the busiest lane's busy time / wall time.
+Times are seconds since the epoch, as in the rows; those of different nodes are as good as the nodes' clocks.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from raypipe.intervals import Interval, in_work, intersect, seconds, subtract, union
+
+# Stage, and the row's columns with its lane, start and end. A row without them (no Score stage) has no such span.
+STAGES = (
+    ("Generate", "engine", "generate_start", "generate_end"),
+    ("Grade", "grader", "grade_start", "grade_end"),
+    ("Score", "scorer", "score_start", "score_end"),
+)
+STATUS_COLUMN = {"Generate": "finish_reason", "Grade": "grade_status"}
+LEARNER = "Learner"
+DRIVER = "Driver"
+RESOURCES = ("Generate", "Grade", "Score", LEARNER)
+FAILED_STATUSES = ("failed", "error", "timeout", "crash")
+# A finished sample that waited for longer than this, while every grader was at work, waited for a grader.
+QUEUED_S = 0.1
+
+
+@dataclass(frozen=True)
+class Span:
+    """One item in work on one lane, from `start` to `end`. `status` is the finish reason or the grade status."""
+
+    stage: str
+    lane: str
+    name: str
+    start: float
+    end: float
+    status: str = "ok"
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        return self.status in FAILED_STATUSES
+
+    @property
+    def busy(self) -> bool:
+        return not (self.stage == LEARNER and self.name.startswith("wait"))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What an iteration's spans say (see the module's words).
+
+    window: (start, end) that the fractions refer to.
+    busy: stage -> lane -> busy fraction of the window.
+    idle: stage -> idle fraction.
+    phases: name of a driver's or learner's span, or stage in lower case -> seconds in the window.
+    first_grade_start_before_last_generate_end: in every iteration; None where nothing was graded.
+    overlap: the part of grading's busy time that lay under generation; None where nothing was graded.
+    bounding: the stage that held the others up for longest, or "" where no resource was busy for longest.
+    advice: one sentence: what bounds and what to do about it.
+    """
+
+    window: Interval
+    busy: Mapping[str, Mapping[str, float]]
+    idle: Mapping[str, float]
+    efficiency: float
+    phases: Mapping[str, float]
+    first_grade_start_before_last_generate_end: bool | None
+    overlap: float | None
+    bounding: str
+    advice: str
+
+    @property
+    def wall_s(self) -> float:
+        return self.window[1] - self.window[0]
+
+
+def collect(rows: Iterable[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]] = ()) -> list[Span]:
+    """All spans of `rows` (columns of rows.py) and `spans` ({lane, name, start, end}), by start."""
+    found = []
+    for row in rows:
+        for stage, lane, start, end in STAGES:
+            if _is_time(row.get(start)) and _is_time(row.get(end)):
+                status = row[STATUS_COLUMN[stage]] if stage in STATUS_COLUMN else "ok"
+                args = {
+                    "sample_id": row["sample_id"],
+                    "iteration": row["iteration"],
+                    "tokens": len(row["response_ids"]),
+                    "status": status,
+                }
+                name = row["sample_id"]
+                found.append(Span(stage, row[lane], name, row[start], max(row[start], row[end]), status, args))
+    for span in spans:
+        lane = span["lane"]
+        stage = LEARNER if lane == "learner" or lane.startswith("learner-") else DRIVER
+        found.append(Span(stage, lane, span["name"], span["start"], max(span["start"], span["end"])))
+    return sorted(found, key=lambda span: span.start)
+
+
+def _is_time(value: Any) -> bool:
+    """False for what a stage writes that never began: None, NaN or 0."""
+    return value is not None and math.isfinite(value) and value > 0
+
+
+def overlaps(spans: Iterable[Span]) -> dict[int, Interval]:
+    """Iteration -> (first grade start, last generate end), for the iterations with both."""
+    first_grade: dict[int, float] = {}
+    last_generate: dict[int, float] = {}
+    for span in spans:
+        if span.stage == "Grade":
+            iteration = span.args["iteration"]
+            first_grade[iteration] = min(span.start, first_grade.get(iteration, math.inf))
+        elif span.stage == "Generate":
+            iteration = span.args["iteration"]
+            last_generate[iteration] = max(span.end, last_generate.get(iteration, 0.0))
+    return {i: (first_grade[i], last_generate[i]) for i in sorted(first_grade.keys() & last_generate.keys())}
+
+
+def calls(spans: Iterable[Span], stage: str) -> list[Interval]:
+    """The stage's calls. Samples of one batch share lane, start and end, and are one call."""
+    return [(start, end) for _, start, end in {(s.lane, s.start, s.end) for s in spans if s.stage == stage}]
+
+
+# Summary
+
+
+def summarize(
+    rows: Iterable[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]] = (), window: Interval | None = None
+) -> Summary:
+    """The numbers of `rows` and `spans` (as `collect` takes them) over `window`.
+
+    Args:
+        window: (start, end); default: from the first span's start to the last one's end. What lies outside is cut. With
+            `pipeline.max_staleness` over 0, engines work on several iterations within one's window: pass the rows of
+            all of them.
+
+    Raises:
+        ValueError: there is no span, or the window is empty.
+    """
+    found = collect(rows, spans)
+    if window is None and found:
+        window = (found[0].start, max(span.end for span in found))
+    if window is None or window[0] >= window[1]:
+        raise ValueError(f"a timeline needs a span and a window longer than 0 s; got {len(found)} spans over {window}")
+    wall = window[1] - window[0]
+    lanes: dict[str, dict[str, list[Interval]]] = {}
+    for span in found:
+        if span.busy and span.stage in RESOURCES:
+            lanes.setdefault(span.stage, {}).setdefault(span.lane, []).append((span.start, span.end))
+    busy = {
+        stage: {lane: seconds(_clip(lanes[stage][lane], window)) / wall for lane in sorted(lanes[stage], key=natural)}
+        for stage in RESOURCES
+        if stage in lanes
+    }
+    working = {stage: _clip([i for lane in lanes[stage].values() for i in lane], window) for stage in busy}
+    graded_early = [first < last for first, last in overlaps(found).values()]
+    grading = working.get("Grade", [])
+    hidden = seconds(intersect(grading, working.get("Generate", [])))
+    bounding = _bounding(found, working, window)
+    return Summary(
+        window=window,
+        busy=busy,
+        idle={stage: 1 - sum(fractions.values()) / len(fractions) for stage, fractions in busy.items()},
+        efficiency=max((fraction for fractions in busy.values() for fraction in fractions.values()), default=0.0),
+        phases=_phases(found, working, window),
+        first_grade_start_before_last_generate_end=all(graded_early) if graded_early else None,
+        overlap=hidden / seconds(grading) if grading else None,
+        bounding=bounding,
+        advice=_advice(bounding, found, working, window),
+    )
+
+
+def natural(name: str) -> list[Any]:
+    """Sort key that puts engine-2 before engine-10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"([0-9]+)", name)]
+
+
+def _clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
+    return intersect(union(intervals), [window])
+
+
+def _phases(found: Sequence[Span], working: Mapping[str, Sequence[Interval]], window: Interval) -> dict[str, float]:
+    """Seconds in the window that each phase took on any lane: two ranks that train side by side count once."""
+    named: dict[str, list[Interval]] = {}
+    for span in found:
+        if span.stage in (LEARNER, DRIVER):
+            named.setdefault(span.name, []).append((span.start, span.end))
+    stages = {stage.lower(): seconds(times) for stage, times in working.items() if stage != LEARNER}
+    return {**stages, **{name: seconds(_clip(times, window)) for name, times in named.items()}}
+
+
+# What bounds
+
+
+def _bounding(found: Sequence[Span], working: Mapping[str, list[Interval]], window: Interval) -> str:
+    """The stage that held the others up for longest.
+
+    Engines and learner: while they were busy. Graders and scorers can be busy all the time at a light load, since one
+    item makes them busy; they hold others up while something waits for them though all are at work, and while nothing
+    before them is at work. "" stands for the time when no resource was busy.
+    """
+    held = {"": seconds(subtract([window], union(interval for times in working.values() for interval in times)))}
+    before: list[Interval] = []
+    for stage, times in working.items():
+        if stage in ("Grade", "Score"):
+            held[stage] = seconds(union([*_saturated(found, stage, window), *subtract(times, before)]))
+        else:
+            held[stage] = seconds(times)
+        before = union([*before, *times])
+    return max(held, key=lambda stage: held[stage])
+
+
+def _saturated(found: Sequence[Span], stage: str, window: Interval) -> list[Interval]:
+    """The times when samples had left the stage before and waited for `stage`, which had about its width in work."""
+    arrived: dict[str, float] = {}
+    waiting = []
+    for span in found:  # by start, so what arrived is the end of the latest stage before this one
+        if span.stage == stage and span.start - arrived.get(span.name, math.inf) > QUEUED_S:
+            waiting.append((arrived[span.name], span.start))
+        elif span.stage in RESOURCES:
+            arrived[span.name] = span.end
+    full = _at_least(calls(found, stage), math.ceil(0.75 * _width(found, stage)))
+    return intersect(_clip(waiting, window), full)
+
+
+def _at_least(intervals: Sequence[Interval], count: int) -> list[Interval]:
+    """The times that at least `count` of the intervals cover."""
+    steps = in_work(intervals)
+    return union((steps[i][0], steps[i + 1][0]) for i in range(len(steps) - 1) if steps[i][1] >= count)
+
+
+def _width(found: Sequence[Span], stage: str) -> int:
+    """How many calls the stage had in work at the same time: the most, but for moments (under 5% of its busy time)."""
+    times = calls(found, stage)
+    enough = 0.05 * seconds(union(times))
+    counts = sorted({count for _, count in in_work(times)}, reverse=True)
+    return next(count for count in counts if seconds(_at_least(times, count)) >= enough)
+
+
+def _advice(bounding: str, found: Sequence[Span], working: Mapping[str, list[Interval]], window: Interval) -> str:
+    wall = window[1] - window[0]
+    if not bounding:
+        idle = wall - seconds(union(interval for times in working.values() for interval in times))
+        return f"nothing bounds: no resource was busy for {idle:.1f} of {wall:.1f} s (start-up, switching, waiting)"
+    share = f"({seconds(working[bounding]) / wall:.0%} busy)"
+    if bounding == "Generate":
+        return f"generation bounds {share}: {_generate_advice(found)}"
+    if bounding == LEARNER:
+        return (
+            f"the learner bounds {share}: add train.ranks or raise train.micro_batch_tokens; "
+            "pipeline.max_staleness=1 lets generation go on meanwhile"
+        )
+    return f"{'grading' if bounding == 'Grade' else 'scoring'} bounds {share}: {_pool_advice(bounding, found, working)}"
+
+
+def _generate_advice(found: Sequence[Span]) -> str:
+    """Few long responses at the end of generation need another remedy than too few engines."""
+    steps = in_work((span.start, span.end) for span in found if span.stage == "Generate")
+    peak = max(count for _, count in steps)
+    tail = 0.0
+    for i in reversed(range(len(steps))):
+        if steps[i][1] > peak / 8:
+            tail = steps[-1][0] - steps[i + 1][0]
+            break
+    if peak >= 8 and tail > 0.25 * (steps[-1][0] - steps[0][0]):
+        return (
+            f"its tail of {tail:.1f} s has under an eighth of the peak's {peak} requests: lower "
+            "rollout.max_response_length, or set pipeline.max_staleness=1 to fill it"
+        )
+    return "add engines (engine.count) or raise engine.max_num_seqs"
+
+
+def _pool_advice(stage: str, found: Sequence[Span], working: Mapping[str, list[Interval]]) -> str:
+    """More workers where calls queue; a word on the slow sample where one holds all others up."""
+    workers = "grade.workers x grade.processes" if stage == "Grade" else "the number of scorers"
+    generating = working.get("Generate", [])
+    slowest = max((span for span in found if span.stage == stage), key=lambda span: span.end - span.start)
+    alone = seconds(subtract([(slowest.start, slowest.end)], generating))
+    if generating and alone > 0.5 * seconds(subtract(working[stage], generating)):
+        return (
+            f"one slow sample more than too few workers; {slowest.name} took {slowest.end - slowest.start:.1f} s "
+            f"({slowest.status}): make it faster or lower its timeout_s"
+        )
+    width = _width(found, stage)
+    needed = math.ceil(seconds(calls(found, stage)) / seconds(generating)) if generating else 2 * width
+    return f"raise {workers} from {width} to about {max(needed, width + 1)}"
