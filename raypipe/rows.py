@@ -11,6 +11,8 @@ An example row after Grade (Generate added `response_*`, Grade added `score` and
     iteration        3
     group_id         17
     member           2
+    group_size       8
+    purpose          "train"                    train | heldout (graded and reported, never trained on)
     prompt_id        "gsm8k-train-204"
     min_version      3                          the gate holds the request until the engine has these weights
     data_source      "gsm8k"
@@ -45,6 +47,8 @@ PROMPT_COLUMNS = {
     "iteration": pa.int64(),
     "group_id": pa.int64(),
     "member": pa.int64(),
+    "group_size": pa.int64(),
+    "purpose": pa.string(),
     "prompt_id": pa.string(),
     "min_version": pa.int64(),
     "data_source": pa.string(),

@@ -1,0 +1,93 @@
+"""An engine without a model: responses of scripted lengths, at a scripted pace, behind the real gate.
+
+It stands where a vLLM engine stands, so that the plan, the gate, the graders and the learner's feed can be tested and
+timed without one. Everything follows from the request's seed, so a repeated request gives the same response.
+"""
+
+import asyncio
+import random
+import time
+from typing import Any
+
+from raypipe.engines.gate import Gate
+
+
+class ScriptedEngine:
+    """Args:
+    name: the engine's name, as in the rows.
+    seconds: (shortest, longest) time of a response, drawn uniformly from the request's seed.
+    tokens: (fewest, most) tokens of a response.
+    vocab: token ids are drawn from range(1, vocab).
+    concurrency: requests that run at the same time; the others wait.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        seconds: tuple[float, float] = (0.0, 0.0),
+        tokens: tuple[int, int] = (1, 8),
+        vocab: int = 64,
+        concurrency: int = 256,
+    ):
+        self.name, self.seconds, self.tokens, self.vocab = name, seconds, tokens, vocab
+        self.gate = Gate()
+        self.slots = asyncio.Semaphore(concurrency)
+        self.running: dict[str, set[asyncio.Task]] = {}
+        self.served = 0
+        self.starts = 1
+
+    async def ready(self) -> dict[str, Any]:
+        return {"name": self.name, "device": "scripted", "version": self.gate.version}
+
+    async def generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        task = asyncio.ensure_future(self._generate(request))
+        self.running.setdefault(request["plan"], set()).add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            return self._columns("", [], "failed", "aborted", time.time())
+        finally:
+            self.running[request["plan"]].discard(task)
+
+    async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        await self.gate.wait(request["min_version"])
+        async with self.slots:
+            start = time.time()
+            draw = random.Random(request["seed"])
+            length = draw.randint(*self.tokens)
+            finish = "stop" if length <= request["max_tokens"] else "length"
+            ids = [draw.randrange(1, self.vocab) for _ in range(min(length, request["max_tokens"]))]
+            await asyncio.sleep(draw.uniform(*self.seconds))
+            self.served += 1
+            return self._columns(" ".join(map(str, ids)), ids, finish, "", start)
+
+    def _columns(self, text: str, ids: list[int], finish: str, error: str, start: float) -> dict[str, Any]:
+        return {
+            "response_text": text,
+            "response_ids": ids,
+            "engine_logprobs": [-1.0] * len(ids),
+            "weight_versions": [self.gate.version] * len(ids),
+            "finish_reason": finish,
+            "generate_error": error,
+            "engine": self.name,
+            "generate_start": start,
+            "generate_end": time.time(),
+        }
+
+    async def open_gate(self, version: int) -> None:
+        """New weights are there: requests that asked for `version` or less may run."""
+        self.gate.open(version)
+
+    async def abort(self, plan: str) -> int:
+        tasks = self.running.pop(plan, set())
+        for task in tasks:
+            task.cancel()
+        return len(tasks)
+
+    async def stats(self) -> dict[str, Any]:
+        return {"served": self.served, "starts": self.starts, "version": self.gate.version}
+
+    async def close(self) -> None:
+        pass

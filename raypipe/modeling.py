@@ -1,0 +1,114 @@
+"""The policy: a Hugging Face causal LM that returns log-probs of given tokens, sharded with FSDP2.
+
+In: a model folder, token ids. Out: float32 log-probs and entropies of the response tokens alone. The head and the
+log-softmax run over chunks of positions inside `forward`, so that a vocabulary of 150k never meets a whole batch, and
+so that FSDP's hooks see one forward per micro-batch.
+
+Shapes: B samples, L tokens of prompt and response, N selected positions, H hidden, V vocabulary.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+# Logits that exist at the same time, in elements: 256 MiB in float32.
+MAX_LOGITS = 2**26
+
+
+class Policy(nn.Module):
+    """Args:
+    model: any Hugging Face causal LM.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, input_ids_BL: Tensor, attention_mask_BL: Tensor, position_ids_BL: Tensor, select_N: Tensor,
+        targets_N: Tensor, temperature: float,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Log-probs of `targets_N` and the entropies of the distributions they were drawn from, both float32 [N].
+
+        Args:
+            select_N: positions in the flattened [B * L] whose hidden state predicts the target, i.e. the token before.
+            targets_N: token ids.
+            temperature: divides the logits, as the engine's sampling did.
+        """
+        hidden_BLH = self.model.base_model(
+            input_ids=input_ids_BL, attention_mask=attention_mask_BL, position_ids=position_ids_BL, use_cache=False
+        ).last_hidden_state
+        hidden_NH = hidden_BLH.flatten(0, 1)[select_N]
+        step = max(1, MAX_LOGITS // self.model.config.get_text_config().vocab_size)
+        if len(hidden_NH) <= step:
+            return self._head(hidden_NH, targets_N, temperature)
+        parts = [
+            checkpoint(self._head, hidden, targets, temperature, use_reentrant=False)
+            for hidden, targets in zip(hidden_NH.split(step), targets_N.split(step), strict=True)
+        ]
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _head(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        logits_NV = self._scaled(self.model.get_output_embeddings()(hidden_NH).float()) / temperature
+        logprobs_NV = logits_NV.log_softmax(-1)
+        with torch.no_grad():
+            entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+        return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
+
+    def _scaled(self, logits_NV: Tensor) -> Tensor:
+        """What some families do to logits after the head: Gemma caps, Cohere multiplies, Granite divides."""
+        config = self.model.config.get_text_config()
+        if cap := getattr(config, "final_logit_softcapping", None):
+            logits_NV = cap * torch.tanh(logits_NV / cap)
+        if scale := getattr(config, "logit_scale", None):
+            logits_NV = logits_NV * scale
+        if divisor := getattr(config, "logits_scaling", None):
+            logits_NV = logits_NV / divisor
+        return logits_NV
+
+
+def load_policy(path: str | Path, attention: str, activation_checkpointing: bool) -> Policy:
+    """The model of `path` on CPU in float32, the learner's master weights. Only safetensors, no remote code."""
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation=attention, use_safetensors=True, trust_remote_code=False,
+        local_files_only=True,
+    )  # fmt: skip
+    if activation_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return Policy(model).train()
+
+
+def shard(policy: Policy, device: torch.device, world: int, compute_dtype: torch.dtype) -> Policy:
+    """Shards `policy` over all ranks with FSDP2, one unit a decoder layer, and moves it to `device`.
+
+    Parameters stay float32; compute and gathers use `compute_dtype`, gradients are reduced in float32. Gradients are
+    summed, not averaged, over ranks: the losses' denominators already count all ranks.
+    """
+    mesh = init_device_mesh(device.type, (world,))
+    precision = MixedPrecisionPolicy()
+    if compute_dtype != torch.float32:
+        precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    layer_names = set(policy.model._no_split_modules or ())
+    units = [module for module in policy.modules() if type(module).__name__ in layer_names]
+    for module in [*units, policy]:
+        fully_shard(module, mesh=mesh, mp_policy=precision)
+    policy.set_gradient_divide_factor(1.0)
+    for module in units:
+        module.set_gradient_divide_factor(1.0)
+    return policy.to(device)
+
+
+def learning_rate(step: int, steps: int, peak: float, warmup: int, schedule: str) -> float:
+    """Learning rate of optimizer step `step` (from 0) of `steps`: linear warm-up, then constant, linear or cosine."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    factor = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[schedule]
+    return peak * factor

@@ -1,0 +1,98 @@
+"""The plan: one PPO iteration as one Ray Data streaming execution.
+
+    prompts ──► Generate ──► Grade ──► streaming_split ──► one iterator per learner rank
+    (blocks)    engines      graders
+
+In: an iteration's prompt rows. Out: graded rows, each leaving as soon as it is finished. A block leaves a Ray Data task
+only when the task ends, so one block of `rollout.samples_per_block` samples is one task, and no stage rebundles. This
+file makes the project's only `map_batches` calls.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import ray.data
+from ray.data import ActorPoolStrategy, DataContext, Dataset
+from ray.data._internal.execution import streaming_executor_state
+from ray.data._internal.execution.execution_callback import ExecutionCallback
+
+from raypipe.stages.generate import Generate
+from raypipe.stages.grade import Grade
+
+# Seconds that the executor sleeps while any task is unfinished, here always. Ray's 0.1 caps a stage at
+# max_tasks_in_flight / 0.1 s blocks a second and adds up to 0.1 s to each hop.
+EXECUTOR_WAIT_S = 0.01
+_EXECUTOR_WAIT = "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S"
+
+
+class ShortWait(ExecutionCallback):
+    """Shortens the executor's wait in whichever process hosts it (a private constant; left alone where it is gone)."""
+
+    def before_execution_starts(self, executor: Any) -> None:
+        if hasattr(streaming_executor_state, _EXECUTOR_WAIT):
+            setattr(streaming_executor_state, _EXECUTOR_WAIT, EXECUTOR_WAIT_S)
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The resident actors that the stages of every plan of a run call, by name, and how wide the plan is.
+
+    engines: names of engine actors.
+    dispatcher: name of the grade dispatcher actor.
+    grade_actors: (fewest, most) Grade actors, scaled by Ray Data in between.
+    sampling: sampling settings by row purpose (see `Generate`).
+    """
+
+    engines: list[str]
+    dispatcher: str
+    grade_actors: tuple[int, int]
+    sampling: dict[str, dict[str, Any]]
+
+
+def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
+    """The streaming plan over `blocks` (tables of PROMPT_COLUMNS, one block each), named for the dashboard."""
+    set_context(DataContext.get_current())
+    fewest, most = workers.grade_actors
+    in_flight = len(blocks)  # every block may be at the engines at once; the engines have the queue and the gate
+    plan = (
+        ray.data.from_arrow(blocks)
+        .map_batches(
+            Generate,
+            fn_constructor_kwargs={"engines": workers.engines, "plan": name, "sampling": workers.sampling},
+            batch_size=None,
+            batch_format="pyarrow",
+            num_cpus=0,
+            compute=ActorPoolStrategy(
+                size=1, max_concurrent_calls_per_actor=in_flight, max_tasks_in_flight_per_actor=in_flight
+            ),
+        )
+        .map_batches(
+            Grade,
+            fn_constructor_kwargs={"dispatcher": workers.dispatcher},
+            batch_size=None,
+            batch_format="pyarrow",
+            num_cpus=0,
+            compute=ActorPoolStrategy(
+                min_size=fewest,
+                max_size=most,
+                max_concurrent_calls_per_actor=in_flight,
+                max_tasks_in_flight_per_actor=in_flight,
+            ),
+        )
+    )
+    plan.set_name(name)
+    return plan
+
+
+def set_context(context: DataContext) -> None:
+    """Makes Ray Data stream one block at a time without waiting, dropping or giving up."""
+    context.target_max_block_size = None  # one block per task
+    context.execution_options.preserve_order = False  # a finished block never waits for an earlier one
+    context.execution_no_progress_timeout_s = -1  # a plan may wait at the gate for as long as training takes
+    context.downstream_capacity_backpressure_ratio = None
+    context.max_errored_blocks = 0  # nothing is dropped silently
+    if ShortWait not in context.custom_execution_callback_classes:
+        context.custom_execution_callback_classes = [*context.custom_execution_callback_classes, ShortWait]
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False

@@ -1,0 +1,105 @@
+"""Everything that can be wrong is found here, before Ray, an engine or a learner starts.
+
+In: a config whose values are already checked. Out: the prompts, and the resource plan. Cheap checks come first: grader
+paths, the model folder, the data files, then what the machine has. Every mistake is a ValueError that names the key.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from raypipe import resources
+from raypipe.adapters import find_grader
+from raypipe.config import Config, grader_name
+from raypipe.prompts import PromptSet, load_prompts
+from raypipe.resources import Demand, Machine
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What `preflight` found.
+
+    train, heldout: the prompts of data.train_files and data.val_files.
+    machine, demands: what is there and what the run asks for.
+    lacks: what is missing, one sentence each; empty if the run fits.
+    """
+
+    train: PromptSet
+    heldout: PromptSet | None
+    machine: Machine
+    demands: list[Demand]
+    lacks: list[str]
+
+    @property
+    def fits(self) -> bool:
+        return not self.lacks
+
+    def report(self) -> str:
+        """The resource plan and the data as a table for the terminal."""
+        console = Console(width=100, record=True, file=open("/dev/null", "w"))
+        table = Table("actor", "count", "CPUs each", "GPUs each", title="resource plan", title_justify="left")
+        for d in self.demands:
+            table.add_row(d.actor, str(d.count), f"{d.cpus:g}", f"{d.gpus:g}")
+        cpus, gpus = sum(d.count * d.cpus for d in self.demands), sum(d.count * d.gpus for d in self.demands)
+        table.add_row("in all", "", f"{cpus:g}", f"{gpus:g}")
+        table.add_row("there are", "", f"{self.machine.cpus:g}", f"{self.machine.gpus:g}")
+        console.print(table)
+        if self.machine.local and cpus > self.machine.cpus:
+            console.print("More CPUs are asked for than there are: on this machine the processes share its cores.")
+        for name, prompts in (("train", self.train), ("held out", self.heldout)):
+            if prompts is not None:
+                console.print(f"{name}: {len(prompts.prompts)} prompts, {prompts.dropped} dropped as over-long")
+        for sentence in self.lacks:
+            console.print(f"does not fit: {sentence}", highlight=False)
+        console.print("fits" if self.fits else "")
+        return console.export_text().strip()
+
+
+def preflight(config: Config) -> Inputs:
+    """Checks files, model folder and graders, reads the prompts and compares the resource plan with the machine."""
+    for i, grader in enumerate(config.grade.graders):
+        try:
+            find_grader(grader.path)
+        except ValueError as error:
+            raise ValueError(f"grade.graders.{i}.path={grader.path!r} ({grader_name(grader)}): {error}") from None
+    check_model_folder(config.model.path)
+    for name in config.data.train_files + config.data.val_files:
+        if not Path(name).is_file():
+            raise ValueError(f"data.train_files or data.val_files: {name} does not exist; paths are relative to the config file")
+    tokenizer = load_tokenizer(config.model.path)
+    train = load_prompts(config.data.train_files, config.data, tokenizer)
+    heldout = load_prompts(config.data.val_files, config.data, tokenizer) if config.data.val_files else None
+    machine = resources.find_machine()
+    asked = resources.demands(config, machine)
+    return Inputs(train, heldout, machine, asked, resources.missing(asked, machine))
+
+
+def check_model_folder(path: str) -> None:
+    folder = Path(path)
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise ValueError(
+            f"model.path={path} {what}; name a local folder in Hugging Face form (config.json, *.safetensors, tokenizer), "
+            "for instance made with `hf download NAME --local-dir FOLDER`"
+        )
+    try:
+        json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path={path} is no model folder: config.json cannot be read: {error}") from None
+    if not list(folder.glob("*.safetensors")):
+        raise ValueError(
+            f"model.path={path} holds no *.safetensors; other weight files can run code when loaded and are not read: "
+            "convert them with save_pretrained(..., safe_serialization=True)"
+        )
+
+
+def load_tokenizer(path: str):
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers raises many kinds; each means that the folder's tokenizer is unusable
+        raise ValueError(f"model.path={path}: its tokenizer cannot be loaded: {error}") from None

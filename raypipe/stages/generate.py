@@ -1,0 +1,82 @@
+"""Generate: sends each sample of a block to a resident engine and waits until all of them are finished.
+
+In: PROMPT_COLUMNS. Out: GENERATE_COLUMNS. The stage is thin: the engines and their gate outlive the plan, so this
+process holds no weights, asks for no CPU, and can die and be run again (an engine knows each sample by its id). Samples
+of one prompt go to the same engine, whose prefix cache then holds the prompt.
+"""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import ray
+
+from raypipe.rows import GENERATE_COLUMNS, PROMPT_COLUMNS, add_columns, check_columns
+
+
+class Generate:
+    """Args:
+    engines: names of the engine actors.
+    plan: key of the plan; `abort(plan)` on an engine ends all that it asked for.
+    sampling: sampling settings by the row's `purpose`, e.g. {"train": {"temperature": 1.0, ...}}.
+    attempts: how many engines a sample may try when engines die under it.
+    """
+
+    def __init__(self, engines: list[str], plan: str, sampling: dict[str, dict[str, Any]], attempts: int = 3):
+        self.engines = {name: ray.get_actor(name) for name in engines}
+        self.plan = plan
+        self.sampling = sampling
+        self.attempts = attempts
+        self.in_flight: Counter[str] = Counter({name: 0 for name in engines})
+        self.home: dict[int, str] = {}
+
+    async def __call__(self, table: pa.Table) -> pa.Table:
+        check_columns(table, PROMPT_COLUMNS, "Generate")
+        rows = table.select(list(PROMPT_COLUMNS)).to_pylist()
+        return add_columns(table, await asyncio.gather(*map(self._generate, rows)), GENERATE_COLUMNS)
+
+    async def _generate(self, row: dict[str, Any]) -> dict[str, Any]:
+        request = {
+            "sample_id": row["sample_id"],
+            "prompt_ids": row["prompt_ids"],
+            "min_version": row["min_version"],
+            "seed": row["seed"],
+            "plan": self.plan,
+            **self.sampling[row["purpose"]],
+        }
+        began = time.time()
+        for attempt in range(self.attempts):
+            name = self._choose(row["group_id"], avoid_home=attempt > 0)
+            self.in_flight[name] += 1
+            try:
+                return await self.engines[name].generate.remote(request)
+            except ray.exceptions.RayActorError as error:
+                failure = f"{name}: {type(error).__name__}: {error}"
+            finally:
+                self.in_flight[name] -= 1
+        return failed(failure, name, began)
+
+    def _choose(self, group_id: int, avoid_home: bool) -> str:
+        """The engine of this prompt: where its earlier samples went, else the one with the fewest requests."""
+        if avoid_home or group_id not in self.home:
+            others = [name for name in self.engines if name != self.home.get(group_id)] or list(self.engines)
+            self.home[group_id] = min(others, key=lambda name: self.in_flight[name])
+        return self.home[group_id]
+
+
+def failed(error: str, engine: str, start: float) -> dict[str, Any]:
+    """GENERATE_COLUMNS of a sample that could not be generated: it is graded `error` and masked from the loss."""
+    return {
+        "response_text": "",
+        "response_ids": [],
+        "engine_logprobs": [],
+        "weight_versions": [],
+        "finish_reason": "failed",
+        "generate_error": json.dumps(error)[1:-1][:2000],
+        "engine": engine,
+        "generate_start": start,
+        "generate_end": time.time(),
+    }
