@@ -133,9 +133,6 @@ def calls(spans: Iterable[Span], stage: str) -> list[Interval]:
     return [(start, end) for _, start, end in {(s.lane, s.start, s.end) for s in spans if s.stage == stage}]
 
 
-# Summary
-
-
 def summarize(
     rows: Iterable[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]] = (), window: Interval | None = None
 ) -> Summary:
@@ -223,16 +220,21 @@ def _bounding(found: Sequence[Span], working: Mapping[str, list[Interval]], wind
 
 
 def _saturated(found: Sequence[Span], stage: str, window: Interval) -> list[Interval]:
-    """The times when samples had left the stage before and waited for `stage`, which had about its width in work."""
-    arrived: dict[str, float] = {}
-    waiting = []
-    for span in found:  # by start, so what arrived is the end of the latest stage before this one
-        if span.stage == stage and span.start - arrived.get(span.name, math.inf) > QUEUED_S:
-            waiting.append((arrived[span.name], span.start))
-        elif span.stage in RESOURCES:
-            arrived[span.name] = span.end
+    """The times when samples waited for `stage` and it had about its width in work."""
     full = _at_least(calls(found, stage), math.ceil(0.75 * _width(found, stage)))
-    return intersect(_clip(waiting, window), full)
+    return intersect(intersect(_waiting(found, stage), full), [window])
+
+
+def _waiting(found: Sequence[Span], stage: str) -> list[Interval]:
+    """The times when a sample had left the stage before and was not yet in work at `stage`."""
+    left: dict[str, float] = {}
+    waits = []
+    for span in found:  # by start, so `left` holds the end of the latest stage before this one
+        if span.stage == stage and span.start - left.get(span.name, math.inf) > QUEUED_S:
+            waits.append((left[span.name], span.start))
+        elif span.stage in RESOURCES:
+            left[span.name] = span.end
+    return union(waits)
 
 
 def _at_least(intervals: Sequence[Interval], count: int) -> list[Interval]:
@@ -276,21 +278,21 @@ def _generate_advice(found: Sequence[Span]) -> str:
             break
     if peak >= 8 and tail > 0.25 * (steps[-1][0] - steps[0][0]):
         return (
-            f"its tail of {tail:.1f} s has under an eighth of the peak's {peak} requests: lower "
-            "rollout.max_response_length, or set pipeline.max_staleness=1 to fill it"
+            f"{tail:.1f} s of it for the last few of {peak} requests: lower rollout.max_response_length, or fill the "
+            "tail by pipeline.max_staleness=1"
         )
     return "add engines (engine.count) or raise engine.max_num_seqs"
 
 
 def _pool_advice(stage: str, found: Sequence[Span], working: Mapping[str, list[Interval]]) -> str:
-    """More workers where calls queue; a word on the slow sample where one holds all others up."""
+    """More workers where samples wait for one; where none does, it is single samples that take long."""
     workers = "grade.workers x grade.processes" if stage == "Grade" else "the number of scorers"
     generating = working.get("Generate", [])
-    slowest = max((span for span in found if span.stage == stage), key=lambda span: span.end - span.start)
-    alone = seconds(subtract([(slowest.start, slowest.end)], generating))
-    if generating and alone > 0.5 * seconds(subtract(working[stage], generating)):
+    alone = subtract(working[stage], generating)
+    if seconds(intersect(_waiting(found, stage), alone)) < 0.5 * seconds(alone):
+        slowest = max((span for span in found if span.stage == stage), key=lambda span: span.end - span.start)
         return (
-            f"one slow sample more than too few workers; {slowest.name} took {slowest.end - slowest.start:.1f} s "
+            f"by one sample: {slowest.name} took {slowest.end - slowest.start:.1f} s "
             f"({slowest.status}): make it faster or lower its timeout_s"
         )
     width = _width(found, stage)
