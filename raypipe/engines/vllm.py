@@ -1,0 +1,366 @@
+"""A resident vLLM engine: one Ray actor that answers requests for single samples and takes new weights.
+
+In: requests (prompt ids, sampling settings, the lowest weight version they may use). Out: GENERATE_COLUMNS of `rows.py`.
+The actor outlives every plan. It holds the gate, so that a request of the next iteration can already wait here while the
+weights it needs are still being trained, and it answers a repeated request once: the stage that asks may die and ask
+again.
+
+vLLM's scheduler and model run in a child process (EngineCore). When that dies the actor ends with it, and Ray starts
+both again, with the newest weights from the `WeightStore`.
+"""
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import ray
+import torch
+from ray.actor import ActorHandle
+
+from raypipe.config import Config
+from raypipe.engines.gate import Gate
+from raypipe.engines.lifetime import ENGINE_PID
+from raypipe.weights import Bucket, WeightStore
+
+# An engine may die this often in a run before the run fails.
+MAX_RESTARTS = 5
+# Calls that may wait in one actor, gated requests included. Past any plan, so that a weight update never queues behind
+# the very requests that wait for it.
+MAX_CONCURRENCY = 100_000
+# Aborted plans that are remembered, so that their late requests are refused.
+ABORTED_PLANS = 64
+
+
+def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
+    """Starts `engine.count` engines named `{run_name}/engine-{i}`; `ready()` of each answers once it is up."""
+    gpus = bool(ray.cluster_resources().get("GPU"))
+    engine = config.engine
+    backend = engine.weight_transfer
+    if backend == "auto":
+        backend = "nccl" if gpus else "object_store"
+    store = None
+    if backend == "object_store":
+        store = ray.remote(WeightStore).options(name=f"{run_name}/weights", num_cpus=0).remote()
+    num_gpus = engine.num_gpus if engine.num_gpus >= 0 else engine.tensor_parallel_size * gpus
+    return [
+        ray.remote(VLLMEngine)
+        .options(
+            name=f"{run_name}/engine-{i}",
+            num_cpus=engine.num_cpus,
+            num_gpus=num_gpus,
+            max_concurrency=MAX_CONCURRENCY,
+            # Over NCCL no copy of the weights is kept to come back with: the run fails, and resumes from a checkpoint.
+            max_restarts=MAX_RESTARTS if store else 0,
+        )
+        .remote(f"engine-{i}", config, store)
+        for i in range(engine.count)
+    ]
+
+
+class VLLMEngine:
+    """Args:
+    name: as in the rows, e.g. "engine-0".
+    config: the run's; of it model, engine, rollout and the length limits.
+    store: the `WeightStore` actor; None with NCCL.
+    """
+
+    def __init__(self, name: str, config: Config, store: ActorHandle | None):
+        set_environment(config)
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self.name, self.config, self.store = name, config, store
+        self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args(config, store is not None)))
+        threading.Thread(target=self._exit_with_core, name="exit-with-core", daemon=True).start()
+        self.gate = Gate(None)  # opened by _start
+        self.starting: asyncio.Task[None] | None = None
+        self.updating = self.paused = False
+        self.tasks: dict[tuple[str, str], asyncio.Task[dict[str, Any]]] = {}
+        # Results whose receiver may have died before it had them: as many as can run at once, twice over.
+        self.recent: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
+        self.aborted: deque[str] = deque(maxlen=ABORTED_PLANS)
+        self.running = self.generated_tokens = 0
+        self.busy_seconds = self.busy_since = 0.0
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    @ray.method(max_task_retries=-1)
+    async def ready(self) -> dict[str, Any]:
+        """What the learner and the driver need to know of this engine."""
+        await self._started()
+        model = self.llm.model_config
+        return {
+            "name": self.name,
+            "pid": os.getpid(),
+            "node": ray.util.get_node_ip_address(),
+            "device": self.llm.vllm_config.device_config.device_type,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "version": self.gate.version,
+            "tensor_parallel_size": self.config.engine.tensor_parallel_size,
+            "weight_transfer": self.llm.vllm_config.weight_transfer_config.backend,
+            "weight_store": self.store,
+        }
+
+    @ray.method(max_task_retries=-1)
+    async def generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        """One sample for one request, once the weights are as new as it asks for.
+
+        A request that is repeated (same plan and sample_id) joins the first one while that waits or runs, and gets the
+        same answer for a while after. Never raises for what a request holds: what vLLM refuses, and what is aborted,
+        comes back with finish_reason "failed" and the reason in generate_error.
+
+        Args:
+            request: sample_id, plan, prompt_ids, min_version, seed, temperature, top_p, max_tokens, stop.
+
+        Returns: GENERATE_COLUMNS of `rows.py`.
+        """
+        await self._started()
+        key = (request["plan"], request["sample_id"])
+        if key in self.recent:
+            return self.recent[key]
+        if key not in self.tasks:
+            self.tasks[key] = asyncio.create_task(self._generate(request))
+            self.tasks[key].add_done_callback(lambda _: self.tasks.pop(key))
+        # Shielded: a caller that goes away does not end the sample for another one that joined, or asks again.
+        return await asyncio.shield(self.tasks[key])
+
+    async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
+        start = time.time()
+        try:
+            if request["plan"] in self.aborted:
+                raise asyncio.CancelledError
+            await self.gate.wait(request["min_version"])
+            start = time.time()
+            with self._busy():
+                columns = await self._sample(request)
+        except asyncio.CancelledError:
+            return self._columns(start, error=f"aborted with plan {request['plan']}")
+        except Exception as error:
+            self._exit_if_dead()
+            return self._columns(start, error=f"{type(error).__name__}: {error}")
+        self.recent[request["plan"], request["sample_id"]] = columns = self._columns(start, **columns)
+        while len(self.recent) > 2 * self.config.engine.max_num_seqs:
+            self.recent.popitem(last=False)
+        return columns
+
+    async def _sample(self, request: dict[str, Any]) -> dict[str, Any]:
+        from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
+
+        rollout = self.config.rollout
+        stop = list(request.get("stop", rollout.stop))
+        sampling = SamplingParams(
+            temperature=request.get("temperature", rollout.temperature),
+            top_p=request.get("top_p", rollout.top_p),
+            max_tokens=request.get("max_tokens", rollout.max_response_length),
+            seed=request["seed"],
+            stop=stop,
+            include_stop_str_in_output=True,
+            logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,
+            # Text token by token is needed to find stop strings; without them it is made once, at the end.
+            detokenize=bool(stop),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt = TokensPrompt(prompt_token_ids=[int(token) for token in request["prompt_ids"]])
+        request_id = f"{request['plan']}/{request['sample_id']}"
+        async for result in self.llm.generate(prompt, sampling, request_id):
+            output = result.outputs[0]
+        ids = list(output.token_ids)
+        self.generated_tokens += len(ids)
+        versions = [int(span.version) for span in output.weight_versions or () for _ in range(span.start, span.end)]
+        logprobs = output.logprobs.logprobs
+        assert output.finish_reason in ("stop", "length") and len(ids) == len(versions) == len(logprobs), output
+        text = output.text if stop else self.llm.get_tokenizer().decode(ids, skip_special_tokens=True)
+        return {"text": text, "ids": ids, "logprobs": logprobs, "versions": versions, "finish": output.finish_reason}
+
+    def _columns(
+        self, start: float, text: str = "", ids: list[int] | None = None, logprobs: list[float] | None = None,
+        versions: list[int] | None = None, finish: str = "failed", error: str = "",
+    ) -> dict[str, Any]:  # fmt: skip
+        return {
+            "response_text": text,
+            "response_ids": ids or [],
+            "engine_logprobs": logprobs or [],
+            "weight_versions": versions or [],
+            "finish_reason": finish,
+            "generate_error": error[:2000],
+            "engine": self.name,
+            "generate_start": start,
+            "generate_end": time.time(),
+        }
+
+    @ray.method(max_task_retries=-1)
+    async def abort(self, plan: str) -> int:
+        """Ends all requests of `plan`, at the gate or running, and refuses those still to come; returns how many."""
+        if plan not in self.aborted:
+            self.aborted.append(plan)
+        tasks = [task for (of, _), task in self.tasks.items() if of == plan]
+        for task in tasks:
+            task.cancel()
+        return len(tasks)
+
+    @ray.method(max_task_retries=-1)
+    async def stats(self) -> dict[str, Any]:
+        """Counters since the engine started: busy_seconds is time in which at least one request ran."""
+        busy = self.busy_seconds + (time.monotonic() - self.busy_since if self.running else 0.0)
+        return {
+            "in_flight": self.running,
+            "waiting": self.gate.waiting,
+            "version": self.gate.version,
+            "generated_tokens": self.generated_tokens,
+            "busy_seconds": busy,
+        }
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        if not self.running:
+            self.busy_since = time.monotonic()
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            if not self.running:
+                self.busy_seconds += time.monotonic() - self.busy_since
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    async def init_weight_transfer(self, init_info: dict[str, Any]) -> None:
+        """Joins the learner's NCCL group (vLLM's NCCLWeightTransferInitInfo as a dict)."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        await self.llm.shutdown_weight_transfer_engine()  # the group of a learner that is gone
+        await self.llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
+
+    async def start_update(self, in_flight: bool = False) -> None:
+        """Closes the gate and brings the engine to rest: running requests are frozen (in_flight) or finish first."""
+        await self._started()
+        self.gate.close()
+        if self.updating:  # by a learner that is gone
+            await self.llm.finish_weight_update()
+        if self.running:
+            self.paused = True
+            await self.llm.pause_generation(mode="keep" if in_flight else "wait")
+        await self.llm.start_weight_update()
+        self.updating = True
+
+    async def update(self, update_info: dict[str, Any]) -> None:
+        """One part of the new weights, in the form of the weight-transfer backend."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self.llm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
+
+    async def update_bucket(self, bucket: Bucket) -> None:
+        """One bucket of the new weights, handed to the EngineCore through an anonymous memory file.
+
+        Unlike a file in /dev/shm it has no name to guess, is gone with its last user, and is not limited by the size
+        of that mount (64 MiB by default in containers).
+        """
+        memory = os.memfd_create("raypipe-weights")
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                file.write(bucket.data)
+            await self.update({"path": f"/proc/{os.getpid()}/fd/{memory}", "metadata": bucket.metadata})
+        finally:
+            os.close(memory)
+
+    async def finish_update(self, version: int) -> None:
+        """Switches to the new weights and lets the requests pass that `version` satisfies."""
+        await self.llm.finish_weight_update(str(version))
+        self.updating = False
+        await self.llm.reset_prefix_cache()
+        self.recent.clear()
+        if self.paused:
+            await self.llm.resume_generation()
+            self.paused = False
+        self.gate.open(version)
+
+    @ray.method(max_task_retries=-1)
+    async def restore(self, version: int) -> None:
+        """After a death during the update to `version`: loads it from the store unless the restart already did."""
+        await self._started()
+        if self.gate.version != version:
+            await self._load_newest()
+
+    async def _load_newest(self) -> None:
+        newest = await self.store.latest.remote() if self.store else None
+        if newest is None:  # nothing published yet: the weights on disk are the newest
+            await self.llm.update_weight_version("0")
+            self.gate.open(0)
+            return
+        version, buckets = newest
+        await self.start_update()
+        for reference in buckets:
+            await self.update_bucket(await reference)
+        await self.finish_update(version)
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def _started(self) -> None:
+        """The part of the start that needs the event loop; the first call does it, others wait for it."""
+        if self.starting is None:
+            self.starting = asyncio.create_task(self._load_newest())
+        await asyncio.shield(self.starting)
+
+    async def close(self) -> None:
+        """Ends vLLM's processes; the actor answers no further request."""
+        for task in list(self.tasks.values()):
+            task.cancel()
+        self.llm.shutdown(timeout=10)
+
+    def _exit_with_core(self) -> None:
+        while True:
+            time.sleep(0.5)
+            self._exit_if_dead()
+
+    def _exit_if_dead(self) -> None:
+        if self.llm.engine_core.resources.engine_dead:
+            print(f"{self.name}: vLLM's EngineCore died; ending the engine so that Ray starts it again", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(1)
+
+
+def set_environment(config: Config) -> None:
+    """Environment of vLLM's processes, which inherit it; to be called before vllm is imported."""
+    os.environ[ENGINE_PID] = str(os.getpid())
+    os.environ["VLLM_NO_USAGE_STATS"] = "1"
+    os.environ["DO_NOT_TRACK"] = "1"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if not torch.cuda.is_available():
+        threads = max(1, int(config.engine.num_cpus))
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+def engine_args(config: Config, object_store: bool) -> dict[str, Any]:
+    """vLLM's arguments for this run."""
+    engine = config.engine
+    gpu = torch.cuda.is_available()
+    dtype = next((d for d in (engine.dtype, config.model.dtype) if d != "auto"), "bfloat16" if gpu else "float32")
+    memory: dict[str, Any] = {"gpu_memory_utilization": engine.gpu_memory_utilization}
+    if not gpu:
+        memory = {"kv_cache_memory_bytes": int(engine.kv_cache_gib * 2**30)}
+    return memory | {
+        "model": config.model.path,
+        "dtype": dtype,
+        "max_model_len": config.data.max_prompt_length + config.rollout.max_response_length,
+        "max_num_seqs": engine.max_num_seqs,
+        "tensor_parallel_size": engine.tensor_parallel_size,
+        "distributed_executor_backend": "mp" if engine.tensor_parallel_size > 1 else "uni",
+        "enforce_eager": engine.enforce_eager or not gpu,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "trust_remote_code": False,
+        "disable_log_stats": True,
+        "weight_transfer_config": {"backend": "object_store" if object_store else "nccl"},
+        "worker_extension_cls": "raypipe.engines.weight_receiver.Worker",
+    }
