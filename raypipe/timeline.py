@@ -1,66 +1,31 @@
-"""Who was busy when: spans, busy and idle fractions, the stage that bounds, and a trace for ui.perfetto.dev.
+"""Busy, idle, efficiency, and the stage that bounds, from an iteration's spans.
 
-In: rows that have passed the plan, and the spans that driver and learner noted, as {lane, name, start, end}. Out: a
-`Summary` of numbers with one sentence of advice, and a Chrome trace. Decision: every row carries its own timestamps,
-so no stage logs events, and everything here is a pure function of rows, computed after the fact.
+In: rows and noted spans, as `spans.collect` takes them. Out: a `Summary`: numbers, and one sentence on what bounds and
+what to do about it. The picture is in timeline_plot.py, the trace for ui.perfetto.dev in timeline_trace.py.
 
 Words:
-    lane      one resource: an engine, a grader, a scorer, the learner (lanes `learner` and `learner-<rank>`). Spans of
-              other lanes (the driver's) are drawn and timed, but are no resource.
     busy      at least one item in work. A learner's span whose name begins with `wait` is not busy.
     idle      of a stage: 1 - the mean over its lanes of busy time / wall time. A lane that did nothing at all leaves no
               row and is not counted.
     efficiency  the busiest lane's busy time / wall time.
-Times are seconds since the epoch, as in the rows; those of different nodes are as good as the nodes' clocks.
+Times of different nodes are as comparable as the nodes' clocks.
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from raypipe.intervals import Interval, in_work, intersect, seconds, subtract, union
+from raypipe.spans import DRIVER, LEARNER, RESOURCES, Span, calls, collect, natural, overlaps
 
-# Stage, and the row's columns with its lane, start and end. A row without them (no Score stage) has no such span.
-STAGES = (
-    ("Generate", "engine", "generate_start", "generate_end"),
-    ("Grade", "grader", "grade_start", "grade_end"),
-    ("Score", "scorer", "score_start", "score_end"),
-)
-STATUS_COLUMN = {"Generate": "finish_reason", "Grade": "grade_status"}
-LEARNER = "Learner"
-DRIVER = "Driver"
-RESOURCES = ("Generate", "Grade", "Score", LEARNER)
-FAILED_STATUSES = ("failed", "error", "timeout", "crash")
 # A finished sample that waited for longer than this, while every grader was at work, waited for a grader.
 QUEUED_S = 0.1
 
 
 @dataclass(frozen=True)
-class Span:
-    """One item in work on one lane, from `start` to `end`. `status` is the finish reason or the grade status."""
-
-    stage: str
-    lane: str
-    name: str
-    start: float
-    end: float
-    status: str = "ok"
-    args: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def failed(self) -> bool:
-        return self.status in FAILED_STATUSES
-
-    @property
-    def busy(self) -> bool:
-        return not (self.stage == LEARNER and self.name.startswith("wait"))
-
-
-@dataclass(frozen=True)
 class Summary:
-    """What an iteration's spans say (see the module's words).
+    """What an iteration's spans say (see the words above).
 
     window: (start, end) that the fractions refer to.
     busy: stage -> lane -> busy fraction of the window.
@@ -85,52 +50,6 @@ class Summary:
     @property
     def wall_s(self) -> float:
         return self.window[1] - self.window[0]
-
-
-def collect(rows: Iterable[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]] = ()) -> list[Span]:
-    """All spans of `rows` (columns of rows.py) and `spans` ({lane, name, start, end}), by start."""
-    found = []
-    for row in rows:
-        for stage, lane, start, end in STAGES:
-            if _is_time(row.get(start)) and _is_time(row.get(end)):
-                status = row[STATUS_COLUMN[stage]] if stage in STATUS_COLUMN else "ok"
-                args = {
-                    "sample_id": row["sample_id"],
-                    "iteration": row["iteration"],
-                    "tokens": len(row["response_ids"]),
-                    "status": status,
-                }
-                name = row["sample_id"]
-                found.append(Span(stage, row[lane], name, row[start], max(row[start], row[end]), status, args))
-    for span in spans:
-        lane = span["lane"]
-        stage = LEARNER if lane == "learner" or lane.startswith("learner-") else DRIVER
-        found.append(Span(stage, lane, span["name"], span["start"], max(span["start"], span["end"])))
-    return sorted(found, key=lambda span: span.start)
-
-
-def _is_time(value: Any) -> bool:
-    """False for what a stage writes that never began: None, NaN or 0."""
-    return value is not None and math.isfinite(value) and value > 0
-
-
-def overlaps(spans: Iterable[Span]) -> dict[int, Interval]:
-    """Iteration -> (first grade start, last generate end), for the iterations with both."""
-    first_grade: dict[int, float] = {}
-    last_generate: dict[int, float] = {}
-    for span in spans:
-        if span.stage == "Grade":
-            iteration = span.args["iteration"]
-            first_grade[iteration] = min(span.start, first_grade.get(iteration, math.inf))
-        elif span.stage == "Generate":
-            iteration = span.args["iteration"]
-            last_generate[iteration] = max(span.end, last_generate.get(iteration, 0.0))
-    return {i: (first_grade[i], last_generate[i]) for i in sorted(first_grade.keys() & last_generate.keys())}
-
-
-def calls(spans: Iterable[Span], stage: str) -> list[Interval]:
-    """The stage's calls. Samples of one batch share lane, start and end, and are one call."""
-    return [(start, end) for _, start, end in {(s.lane, s.start, s.end) for s in spans if s.stage == stage}]
 
 
 def summarize(
@@ -179,11 +98,6 @@ def summarize(
     )
 
 
-def natural(name: str) -> list[Any]:
-    """Sort key that puts engine-2 before engine-10."""
-    return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"([0-9]+)", name)]
-
-
 def _clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
     return intersect(union(intervals), [window])
 
@@ -230,10 +144,10 @@ def _waiting(found: Sequence[Span], stage: str) -> list[Interval]:
     left: dict[str, float] = {}
     waits = []
     for span in found:  # by start, so `left` holds the end of the latest stage before this one
-        if span.stage == stage and span.start - left.get(span.name, math.inf) > QUEUED_S:
-            waits.append((left[span.name], span.start))
-        elif span.stage in RESOURCES:
+        if span.stage != stage:
             left[span.name] = span.end
+        elif span.name in left and span.start - (since := left.pop(span.name)) > QUEUED_S:
+            waits.append((since, span.start))
     return union(waits)
 
 

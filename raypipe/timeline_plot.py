@@ -1,6 +1,6 @@
 """The timeline as a picture: who was busy when, so that grading is seen under generation.
 
-In: spans of `timeline.collect` and their `Summary`. Out: a PNG. One band a lane (engine, grader, rank), by stage in the
+In: spans of `spans.collect` and their `Summary`. Out: a PNG. One band a lane (engine, grader, rank), by stage in the
 plan's order, on one time axis. A lane shows its spans as thin bars, packed so that none overlap; a stage that would
 need more than MAX_ROWS rows of bars or MAX_LANES lanes shows how many items were in work instead. Red is failed.
 """
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypipe.intervals import in_work, pack
-from raypipe.timeline import DRIVER, LEARNER, Span, Summary, overlaps
+from raypipe.spans import DRIVER, LEARNER, Span, overlaps
+from raypipe.timeline import Summary
 from raypipe.timeline_trace import lanes
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLORS = {"Generate": "#4C78A8", "Grade": "#F2A03D", "Score": "#8E6BB8", LEARNER: "#4FA37A", DRIVER: "#9AA3AF"}
-# Phases of the learner and driver that look different from work on the samples.
-PHASE_COLORS = {"weight_update": "#23606E"}
+# Phases of the learner that look different from work on the samples.
+PHASE_COLORS = {"update weights": "#23606E"}
 RED, INK, FAINT, GRID = "#D1333F", "#24292F", "#6E7781", "#E4E7EB"
 LENGTH = "#A9C4E0"  # cut at rollout.max_response_length
 MEANINGS = {
@@ -31,7 +32,7 @@ MEANINGS = {
     DRIVER: "the run's own process",
 }
 MAX_ROWS = 100  # rows of bars a stage
-MAX_LANES = 12  # lanes a stage
+MAX_LANES = 16  # lanes a stage
 INCHES_PER_ROW, COUNT_HEIGHT = 0.05, 1.4
 WIDTH, TOP, BOTTOM, HEADER, GAP = 13.0, 1.05, 0.55, 0.36, 0.07  # inches
 DPI = 150
@@ -112,7 +113,7 @@ def _frame(axis: "Axes", band: Band) -> None:
     axis.grid(axis="x", color=GRID, linewidth=0.8)
     axis.set_axisbelow(True)
     axis.set_yticks([])
-    label = {"va": "center", "fontsize": 9, "transform": axis.transAxes, "parse_math": False}
+    label: dict[str, Any] = {"va": "center", "fontsize": 9, "transform": axis.transAxes, "parse_math": False}
     axis.text(-0.01, 0.5, band.label[:16], ha="right", color=INK, **label)
     if band.busy is not None:
         axis.text(1.008, 0.5, f"{band.busy:.0%} busy", ha="left", color=COLORS[band.stage], weight="bold", **label)
@@ -157,11 +158,10 @@ def _style(span: Span, wide: bool) -> dict[str, Any]:
 
 def _name(axis: "Axes", span: Span, zero: float, row: int) -> None:
     """Writes a phase's name into its bar, where it fits."""
-    text = span.name.replace("_", " ")
     low, high = axis.get_xlim()
     shown = (span.end - span.start) / (high - low) * (RIGHT - LEFT) * WIDTH  # inches
-    if shown > 0.085 * len(text) + 0.1:
-        axis.text((span.start + span.end) / 2 - zero, row + 0.5, text, ha="center", va="center", fontsize=8.5,
+    if shown > 0.085 * len(span.name) + 0.1:
+        axis.text((span.start + span.end) / 2 - zero, row + 0.5, span.name, ha="center", va="center", fontsize=8.5,
                   color="white" if span.busy else FAINT, parse_math=False)  # fmt: skip
 
 
@@ -208,10 +208,10 @@ def _mark_overlaps(figure: "Figure", bands: Sequence[Band], spans: Sequence[Span
 
 def _write_titles(figure: "Figure", spans: Sequence[Span], summary: Summary, title: str) -> None:
     height = figure.get_figheight()
-    graded = [span for span in spans if span.stage == "Grade"]
-    failed = sum(span.failed for span in spans if span.stage in ("Generate", "Grade"))
+    graded = {span.name for span in spans if span.stage == "Grade"}
+    failed = {span.name for span in spans if span.failed}
     facts = [f"{summary.wall_s:.1f} s", f"efficiency {summary.efficiency:.0%}", f"{len(graded)} samples graded"]
-    facts += [f"{failed} failed"] if failed else []
+    facts += [f"{len(failed)} failed"] if failed else []
     left = LEFT - 0.085
     figure.text(left, 1 - 0.38 / height, title, fontsize=15, weight="bold", color=INK, parse_math=False)
     figure.text(RIGHT, 1 - 0.38 / height, "  ·  ".join(facts), ha="right", fontsize=10.5, color=INK)

@@ -1,6 +1,6 @@
 """The timeline as a Chrome trace, to open in ui.perfetto.dev (or chrome://tracing).
 
-In: spans of `timeline.collect`. Out: the trace's JSON object. One process a lane, named and in the plan's order; spans
+In: spans of `spans.collect`. Out: the trace's JSON object. One process a lane, named and in the plan's order; spans
 that overlap get threads of their own; an arrow leads from each sample's generation to its grade, and counters show the
 items in work. Times are microseconds since the first span. Format: "Trace Event Format", the JSON object form.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.intervals import in_work, pack
-from raypipe.timeline import DRIVER, RESOURCES, Span, natural
+from raypipe.spans import DRIVER, RESOURCES, Span, natural
 
 ORDER = (*RESOURCES, DRIVER)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from raypipe import timeline, timeline_plot
 from raypipe.intervals import in_work, intersect, pack, subtract, union
+from raypipe.spans import collect
 from raypipe.timeline_trace import chrome_trace, lanes
 
 T = 1_700_000_000.0
@@ -53,10 +54,10 @@ def simulate(
         heapq.heappush(free_graders, (r["grade_end"], grader))
     graded = max(r["grade_end"] for r in rows)
     spans = [
-        {"lane": "learner", "name": "wait", "start": start, "end": graded},
+        {"lane": "learner", "name": "wait for rows", "start": start, "end": graded},
         {"lane": "learner", "name": "train", "start": graded + 0.02, "end": graded + train_s},
-        {"lane": "learner", "name": "weight_update", "start": graded + train_s, "end": graded + train_s + 0.4},
-        {"lane": "driver", "name": "open_plan", "start": graded + 0.02, "end": graded + 1.6},
+        {"lane": "learner", "name": "update weights", "start": graded + train_s, "end": graded + train_s + 0.4},
+        {"lane": "driver", "name": "open plan", "start": graded + 0.02, "end": graded + 1.6},
     ]
     return rows, spans
 
@@ -126,10 +127,10 @@ def worked_example():
     b = row("3/0/1", 3, "engine-0", T + 3, T + 5) | {"grade_start": T + 5, "grade_end": T + 6}
     c = row("3/1/0", 3, "engine-1", T, T + 2) | {"grade_start": T + 2, "grade_end": T + 3}
     spans = [
-        {"lane": "learner", "name": "wait", "start": T, "end": T + 6},
+        {"lane": "learner", "name": "wait for rows", "start": T, "end": T + 6},
         {"lane": "learner", "name": "train", "start": T + 6, "end": T + 9},
-        {"lane": "learner", "name": "weight_update", "start": T + 9, "end": T + 10},
-        {"lane": "driver", "name": "open_plan", "start": T + 6, "end": T + 10},
+        {"lane": "learner", "name": "update weights", "start": T + 9, "end": T + 10},
+        {"lane": "driver", "name": "open plan", "start": T + 6, "end": T + 10},
     ]
     return [a, b, c], spans
 
@@ -145,7 +146,7 @@ def test_busy_and_idle_fractions_and_efficiency():
     assert summary.idle == {"Generate": pytest.approx(0.65), "Grade": pytest.approx(0.8), "Learner": pytest.approx(0.6)}
     assert summary.efficiency == pytest.approx(0.5)
     assert summary.phases == pytest.approx(
-        {"generate": 5, "grade": 2, "wait": 6, "train": 3, "weight_update": 1, "open_plan": 4}
+        {"generate": 5, "grade": 2, "wait for rows": 6, "train": 3, "update weights": 1, "open plan": 4}
     )
 
 
@@ -184,11 +185,27 @@ def test_one_iteration_without_overlap_among_several_is_seen():
 def test_a_row_whose_stage_never_ran_or_whose_clock_stepped_back_gives_no_negative_time():
     never = row("3/0/0", 3, "engine-0", T, T + 1) | {"grade_start": 0.0, "grade_end": 0.0}
     back = row("3/0/1", 3, "engine-0", T + 2, T + 1)
-    spans = timeline.collect([never, back])
+    spans = collect([never, back])
     assert [(span.stage, span.start, span.end) for span in spans] == [
         ("Generate", T, T + 1),
         ("Generate", T + 2, T + 2),
     ]
+
+
+def test_each_grader_of_a_sample_has_a_span_of_its_own_where_the_grades_tell_it():
+    grades = [
+        {"grader": "math", "status": "ok", "score": 1.0, "seconds": 0.5, "slot": "grader-0/1", "start": T + 2},
+        {"grader": "code", "status": "timeout", "score": None, "seconds": 5.0, "slot": "grader-1/0", "start": T + 2.5},
+        {"grader": "judge", "status": "error", "score": None, "seconds": 0.0, "slot": "", "start": 0.0},
+    ]
+    graded = {"grader": "grader-0/1,grader-1/0", "grade_start": T + 2, "grade_end": T + 7.5}
+    graded["grades"] = json.dumps(grades)
+    spans = collect([row("3/0/0", 3, "engine-0", T, T + 1) | graded])
+    assert [(span.lane, span.start, span.end, span.failed) for span in spans[1:]] == [
+        ("grader-0/1", T + 2, T + 2.5, False),
+        ("grader-1/0", T + 2.5, T + 7.5, True),
+    ]
+    assert spans[2].args["grader"] == "code"
 
 
 def test_nothing_to_summarize_is_an_error():
@@ -281,7 +298,7 @@ def test_a_scorer_is_a_stage_of_its_own():
 
 def test_chrome_trace_has_named_lanes_whose_slices_never_overlap():
     rows, spans = simulate(engines=2, slots=16)
-    trace = chrome_trace(timeline.collect(rows, spans))
+    trace = chrome_trace(collect(rows, spans))
     events = json.loads(json.dumps(trace, allow_nan=False))["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert list(names.values()) == [
@@ -303,7 +320,7 @@ def test_chrome_trace_has_named_lanes_whose_slices_never_overlap():
 def test_chrome_trace_tells_sample_tokens_status_and_leads_from_generation_to_grade():
     rows, spans = worked_example()
     rows[1]["grade_status"] = "timeout"
-    events = chrome_trace(timeline.collect(rows, spans))["traceEvents"]
+    events = chrome_trace(collect(rows, spans))["traceEvents"]
     grade = next(e for e in events if e["ph"] == "X" and e["name"] == "3/0/1 (timeout)")
     assert grade["cat"] == "Grade,failed" and grade["dur"] == 1_000_000
     assert grade["args"] == {"sample_id": "3/0/1", "iteration": 3, "tokens": 5, "status": "timeout"}
@@ -317,11 +334,11 @@ def test_chrome_trace_tells_sample_tokens_status_and_leads_from_generation_to_gr
 
 def test_lanes_are_in_the_plans_order_and_counted_as_numbers():
     rows = [row(f"3/0/{i}", 3, f"engine-{i}", T, T + 1) for i in (10, 2)]
-    assert list(lanes(timeline.collect(rows))) == [("Generate", "engine-2"), ("Generate", "engine-10")]
+    assert list(lanes(collect(rows))) == [("Generate", "engine-2"), ("Generate", "engine-10")]
 
 
 def draw_to(path, rows, spans):
-    found = timeline.collect(rows, spans)
+    found = collect(rows, spans)
     timeline_plot.draw(path, found, summary_of(rows, spans), "run $x_1$ <b>")
     image = matplotlib.image.imread(path)[:, :, :3]
     return image, lambda color: int((abs(image - matplotlib.colors.to_rgb(color)).max(axis=2) < 0.01).sum())
