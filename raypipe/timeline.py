@@ -31,7 +31,8 @@ class Summary:
     busy: stage -> lane -> busy fraction of the window.
     idle: stage -> idle fraction.
     phases: name of a driver's or learner's span, or stage in lower case -> seconds in the window.
-    first_grade_start_before_last_generate_end: in every iteration; None where nothing was graded.
+    first_grade_lead_s: from an iteration's first grade start to its last generate end, the shortest of the iterations;
+        below 0 where grading did not overlap with generation; None where nothing was graded.
     overlap: the part of grading's busy time that lay under generation; None where nothing was graded.
     bounding: the stage that held the others up for longest, or "" where no resource was busy for longest.
     advice: one sentence: what bounds and what to do about it.
@@ -42,7 +43,7 @@ class Summary:
     idle: Mapping[str, float]
     efficiency: float
     phases: Mapping[str, float]
-    first_grade_start_before_last_generate_end: bool | None
+    first_grade_lead_s: float | None
     overlap: float | None
     bounding: str
     advice: str
@@ -50,6 +51,10 @@ class Summary:
     @property
     def wall_s(self) -> float:
         return self.window[1] - self.window[0]
+
+    @property
+    def first_grade_start_before_last_generate_end(self) -> bool | None:
+        return None if self.first_grade_lead_s is None else self.first_grade_lead_s > 0
 
 
 def summarize(
@@ -81,7 +86,6 @@ def summarize(
         if stage in lanes
     }
     working = {stage: _clip([i for lane in lanes[stage].values() for i in lane], window) for stage in busy}
-    graded_early = [first < last for first, last in overlaps(found).values()]
     grading = working.get("Grade", [])
     hidden = seconds(intersect(grading, working.get("Generate", [])))
     bounding = _bounding(found, working, window)
@@ -91,7 +95,7 @@ def summarize(
         idle={stage: 1 - sum(fractions.values()) / len(fractions) for stage, fractions in busy.items()},
         efficiency=max((fraction for fractions in busy.values() for fraction in fractions.values()), default=0.0),
         phases=_phases(found, working, window),
-        first_grade_start_before_last_generate_end=all(graded_early) if graded_early else None,
+        first_grade_lead_s=min((last - first for first, last in overlaps(found).values()), default=None),
         overlap=hidden / seconds(grading) if grading else None,
         bounding=bounding,
         advice=_advice(bounding, found, working, window),
