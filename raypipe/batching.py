@@ -63,21 +63,30 @@ def micro_batches(lengths: Sequence[int], token_budget: int, max_samples: int | 
     return batches
 
 
-def padded_micro_batches(lengths: Sequence[int], token_budget: int, max_samples: int | None = None) -> list[list[int]]:
+def padded_micro_batches(
+    lengths: Sequence[int], token_budget: int, max_samples: int | None = None, max_padding: float = 0.05
+) -> list[list[int]]:
     """Indices of samples for `pad_batch`: samples times the longest of them is at most `token_budget`.
 
-    Samples go in order of length, so that those of one micro-batch are near in length and little is padded. A sample
-    above the budget is alone. Lengths 3, 5, 4, 2 and budget 8: [[1], [2, 0], [3]] (5; 4 + 3 in 2 * 4; 2).
+    Samples go in order of length, longest first, and a micro-batch ends where its share of padding would pass
+    `max_padding`: a small one costs less than a large one that is half padding. A sample above the budget is alone.
+
+    Lengths 3, 5, 4, 2, budget 8 and max_padding 0.2: 5 alone, since 2 * 5 > 8; 4 and 3, 1 of 8 padded; 2:
+    [[1], [2, 0], [3]].
     Raises ValueError if token_budget or max_samples is below 1.
     """
     _check(token_budget, max_samples)
     batches: list[list[int]] = []
+    n_tokens = 0  # of the last micro-batch
     for i in _longest_first(lengths):
-        last = batches[-1] if batches else []
-        if last and len(last) != max_samples and (len(last) + 1) * lengths[last[0]] <= token_budget:
-            last.append(i)
+        size = (len(batches[-1]) + 1) * lengths[batches[-1][0]] if batches else 0
+        fits = batches and size <= token_budget and n_tokens + lengths[i] >= size * (1 - max_padding)
+        if fits and len(batches[-1]) != max_samples:
+            batches[-1].append(i)
+            n_tokens += lengths[i]
         else:
             batches.append([i])
+            n_tokens = lengths[i]
     return batches
 
 

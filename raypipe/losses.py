@@ -107,6 +107,7 @@ def log_ratio(logprobs_BT: Tensor, other_logprobs_BT: Tensor, mask_BT: Tensor) -
 
 
 def bounded_exp(log_ratio_BT: Tensor) -> Tensor:
+    """The ratio itself, finite in any case; without gradient beyond e^+-20."""
     return log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
@@ -224,7 +225,7 @@ def tis_token(logprobs_BT: Tensor, engine_logprobs_BT: Tensor, mask_BT: Tensor, 
 def tis_sequence(
     logprobs_BT: Tensor, engine_logprobs_BT: Tensor, mask_BT: Tensor, cap: float
 ) -> tuple[Tensor, Metrics]:
-    """As `tis_token` with one ratio per sequence, the product of its tokens' ratios: unbiased, but of high variance.
+    """As `tis_token` with one ratio per sequence, the product of its tokens' ratios: unbiased, with high variance.
 
     Log-ratios 0, 1, -0.5: e^0.5 = 1.6487 on each of the three tokens.
     """

@@ -149,15 +149,16 @@ def test_a_failed_sample_changes_no_other_and_has_no_advantage(name):
 @pytest.mark.parametrize(
     ("scores", "valid"),
     [
-        ([0.1, 0.1, 0.1], [True, True, True]),  # sums of 0.1 round
-        ([1e8 + 0.1] * 3, [True, True, True]),
+        ([0.1] * 7, [True] * 7),  # the sum and the mean of 0.1 round
+        ([1e8 + 0.1] * 7, [True] * 7),
         ([0.7, math.nan, math.nan], [True, False, False]),
         ([math.nan, math.nan, math.nan], [False, False, False]),
     ],
 )
 def test_no_difference_is_exactly_no_advantage(name, scores, valid):
-    advantages_B = ESTIMATORS[name](torch.tensor(scores), torch.tensor([4, 4, 4]), torch.tensor(valid))
-    assert advantages_B.tolist() == [0.0, 0.0, 0.0]
+    group_ids_B = torch.full((len(scores),), 4)
+    scores_B = torch.tensor(scores, dtype=torch.float64)
+    assert ESTIMATORS[name](scores_B, group_ids_B, torch.tensor(valid)).tolist() == [0.0] * len(scores)
 
 
 def test_grpo_does_not_cancel_large_scores():

@@ -467,8 +467,14 @@ def test_sequence_mask_by_hand():
     mask_BT = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 0], [0, 0, 0]]).bool()
     engine_BT = torch.full((5, 3), -2.0)
     logprobs_BT = engine_BT + torch.tensor(differences)
-    for token_low, high, kept in [(0.0, 1.1, [1, 3]), (1e-3, 1.1, [1]), (0.0, 1.2, [0, 1, 3])]:
-        kept_BT, metrics = sequence_mask(logprobs_BT, engine_BT, mask_BT, low=0.9, high=high, token_low=token_low)
+    for low, high, token_low, kept in [
+        (0.9, 1.1, 0.0, [1, 3]),
+        (0.9, 1.1, 1e-3, [1]),
+        (0.9, 1.2, 0.0, [0, 1, 3]),
+        (1.1, 1.2, 0.0, [0]),
+        (1.1, 2.0, 0.0, [0, 2]),
+    ]:
+        kept_BT, metrics = sequence_mask(logprobs_BT, engine_BT, mask_BT, low=low, high=high, token_low=token_low)
         assert kept_BT.any(1).nonzero()[:, 0].tolist() == kept
         assert torch.equal(kept_BT[kept], mask_BT[kept])
         assert metrics["masked_frac"].tolist() == [4 - len(kept), 4]
