@@ -1,19 +1,21 @@
 """The grader process: loads every grader of the run once, then answers calls until its parent hangs up.
 
-In: frames `{"op": ...}` on a socket. Out: one frame for each.
+In: frames `{"op": ...}` on a socket. Out: `{"id": 0}` once it serves, then one frame for each load and call.
 
-    load    {"id", "graders": [{"path", "kwargs", "name"}], "sys_path"}
-            -> {"id", "ok": true, "async": [bool], "forkable": str} or {"id", "ok": false, "grader", "error", "traceback"}
+    load    {"id", "path", "kwargs", "sys_path"}
+            -> {"id", "ok": true, "is_async": bool, "not_forkable": str} or {"id", "ok": false, "error", "traceback"}
     call    {"id", "grader": index, "samples": [[data_source, response, ground_truth, extra_info, prompt], ...]}
             -> {"id", "seconds", "entries": [{"score", "values"} | {"error"}, ...]}
             or {"id", "seconds", "status": "error" | "crash" | "timeout", "error", "retry"}
-    serve   from now on calls run side by side in one event loop, each with a "timeout_s" (async graders only)
-    spawn   two file descriptors follow: fork a process with the graders as they are, which serves on them
+    serve   from now on calls run side by side in one event loop, each within its "timeout_s" (async graders only)
+    spawn   two file descriptors follow: fork a process that serves on them with the graders as they are here
 
-`spawn` is why a replacement costs milliseconds: a process that loaded sympy once is copied, not built again. It is
-offered (`forkable` is empty) only where a copy is safe: one thread, no child process, no file, socket or device that the
-graders hold open, since two processes would share it. Standard library only, so that an instant grader starts instantly.
+`spawn` is why a replacement costs milliseconds: a process that loaded sympy once is copied, not built again. It is used
+where a copy is safe (`not_forkable` is empty): one thread, no child process, no file, socket or device that the graders
+hold open, since both would share it.
 """
+
+from __future__ import annotations
 
 import contextlib
 import faulthandler
@@ -26,48 +28,38 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from raypipe.grading import keeper, wire
+from raypipe.grading import keeper, scores, wire
+from raypipe.grading.wire import Message
 
 if TYPE_CHECKING:
     import asyncio
 
-Message = dict[str, Any]
-
-# Exceptions that mean "the other side could not be reached", by class name, so that no client library is imported:
-# built in and requests; aiohttp; httpx; openai; urllib; DNS.
-CONNECTION_ERRORS = {
-    "ConnectionError", "ClientConnectionError", "NetworkError", "RemoteProtocolError", "ConnectTimeout",
-    "APIConnectionError", "URLError", "gaierror", "herror",
-}  # fmt: skip
-NOT_CONNECTION_ERRORS = {"HTTPError", "APITimeoutError"}
-MAX_TEXT = 2000
-MAX_ITEMS = 100
+MAX_REQUEST_BYTES = 1 << 31
 
 
 def main() -> None:
-    """`python -m raypipe.grading.child DATA_FD CONTROL_FD MEMORY_MB SHARES NAMESPACES`, started by `processes.py`."""
-    data_fd, control_fd, memory_mb, shares, namespaces = map(int, sys.argv[1:])
-    data, control = socket.socket(fileno=data_fd), socket.socket(fileno=control_fd)
-    keeper.keep(control, lambda: Worker(data, []).serve(), memory_mb, shares, bool(namespaces))
+    """`python -m raypipe.grading.child DATA_FD CONTROL_FD LIMITS`, started by `processes.py`."""
+    data, control = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:3])
+    keeper.keep(control, GraderProcess(data, []).serve, keeper.Limits(**json.loads(sys.argv[3])))
 
 
-class Worker:
-    """One grader process, on one socket."""
+class GraderProcess:
+    """The far end of a `processes.GraderProcess`."""
 
     def __init__(self, data: socket.socket, graders: list[Any]):
-        self.data = data
-        self.graders = graders
-        self.loop: "asyncio.AbstractEventLoop | None" = None
+        self.data, self.graders = data, graders
+        self.files = set(os.listdir("/proc/self/fd"))
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     def serve(self) -> None:
         faulthandler.enable()
+        wire.send(self.data, {"id": 0})
         while (message := wire.receive(self.data)) is not None:
             match message["op"]:
                 case "call":
-                    wire.send(self.data, self.call(message))
+                    wire.send(self.data, {"id": message["id"], **self.call(message)})
                 case "load":
                     wire.send(self.data, {"id": message["id"], **self.load(message)})
                 case "spawn":
@@ -75,26 +67,25 @@ class Worker:
                 case "serve":
                     import asyncio
 
-                    asyncio.run(self.serve_async())
-                    return
+                    return asyncio.run(self.serve_async())
 
     def load(self, message: Message) -> Message:
         sys.path[:] = message["sys_path"]
-        files = set(os.listdir("/proc/self/fd"))
-        for spec in message["graders"]:
-            try:
-                self.graders.append(load_grader(spec["path"], spec["kwargs"]))
-            except BaseException as error:
-                return {
-                    "ok": False,
-                    "grader": spec["name"],
-                    "error": describe(error),
-                    "traceback": "".join(traceback.format_exception(error))[-4 * MAX_TEXT :],
-                }
+        try:
+            from raypipe.adapters import load_grader
+        except ImportError:
+            from raypipe.grading._load import load_grader
+
+        try:
+            grader = load_grader(message["path"], message["kwargs"])
+        except BaseException as error:
+            trace = "".join(traceback.format_exception(error))[-4 * scores.MAX_TEXT :]
+            return {"ok": False, "error": scores.describe(error), "traceback": trace}
+        self.graders.append(grader)
         gc.collect()
-        gc.freeze()
-        is_async = [is_coroutine(grader) for grader in self.graders]
-        return {"ok": True, "async": is_async, "forkable": why_not_forkable(files)}
+        gc.freeze()  # the collector would otherwise touch, and so copy, every page that forks share
+        is_async = inspect.iscoroutinefunction(grader) or inspect.iscoroutinefunction(type(grader).__call__)
+        return {"ok": True, "is_async": is_async, "not_forkable": why_not_forkable(self.files)}
 
     def spawn(self, message: Message) -> None:
         _, fds, _, _ = socket.recv_fds(self.data, 1, 2)
@@ -103,8 +94,7 @@ class Worker:
         if os.fork() == 0:
             os.setsid()
             self.data.close()
-            worker = Worker(data, self.graders)
-            keeper.keep(control, worker.serve, message["memory_mb"], 1, message["namespaces"])
+            keeper.keep(control, GraderProcess(data, self.graders).serve, keeper.Limits(**message["limits"]))
         data.close()
         control.close()
 
@@ -116,62 +106,36 @@ class Worker:
                 import asyncio
 
                 self.loop = self.loop or asyncio.new_event_loop()
-                result = self.loop.run_until_complete(_await(result))
-            reply: Message = {"entries": entries(result, len(message["samples"]))}
+                result = self.loop.run_until_complete(result)
+            reply: Message = {"entries": scores.entries(result, len(message["samples"]))}
         except BaseException as error:
-            reply = failure(error)
-        return {"id": message["id"], "seconds": time.perf_counter() - start, **reply}
+            reply = scores.failure(error)
+        return {"seconds": time.perf_counter() - start, **reply}
 
     async def serve_async(self) -> None:
         import asyncio
 
         reader, writer = await asyncio.open_connection(sock=self.data)
         tasks: set[asyncio.Task[None]] = set()
-        while (message := await wire.read(reader)) is not None:
-            task = asyncio.create_task(self.call_async(message, writer))
+        while (message := await wire.read(reader, MAX_REQUEST_BYTES)) is not None:
+            task = asyncio.create_task(self.answer(message, writer))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-    async def call_async(self, message: Message, writer: "asyncio.StreamWriter") -> None:
+    async def answer(self, message: Message, writer: asyncio.StreamWriter) -> None:
         from asyncio import timeout
 
         start = time.perf_counter()
         try:
             async with timeout(message["timeout_s"]) as deadline:
                 result = await self.graders[message["grader"]](**arguments(message["samples"]))
-            reply: Message = {"entries": entries(result, len(message["samples"]))}
+            reply: Message = {"entries": scores.entries(result, len(message["samples"]))}
         except BaseException as error:
-            reply = failure(error)
+            reply = scores.failure(error)
             if deadline.expired():
-                reply["status"], reply["retry"] = "timeout", False
+                reply = {"status": "timeout", "error": f"took more than {message['timeout_s']:g} s", "retry": False}
         writer.write(wire.encode({"id": message["id"], "seconds": time.perf_counter() - start, **reply}))
         await writer.drain()
-
-
-def load_grader(path: str, kwargs: dict[str, Any]) -> Any:
-    try:
-        from raypipe.adapters import load_grader as load
-    except ImportError:
-        import importlib
-        import importlib.util
-
-        source, _, name = path.rpartition(":")
-        if source.endswith(".py"):
-            spec = importlib.util.spec_from_file_location("grader_file", source)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(source)
-        return getattr(module, name)(**kwargs)
-    return load(path, kwargs)
-
-
-async def _await(result: Any) -> Any:
-    return await result
-
-
-def is_coroutine(grader: Any) -> bool:
-    return inspect.iscoroutinefunction(grader) or inspect.iscoroutinefunction(type(grader).__call__)
 
 
 def why_not_forkable(files_before: set[str]) -> str:
@@ -182,8 +146,8 @@ def why_not_forkable(files_before: set[str]) -> str:
         os.waitpid(-1, os.WNOHANG)
         return "child processes"
     for fd in sorted(set(os.listdir("/proc/self/fd")) - files_before):
-        with contextlib.suppress(OSError):
-            return f"open file {os.readlink(f'/proc/self/fd/{fd}')}"
+        with contextlib.suppress(FileNotFoundError):  # the one that listed the folder
+            return f"an open file, {os.readlink(f'/proc/self/fd/{fd}')}"
     return ""
 
 
@@ -191,7 +155,7 @@ def arguments(samples: list[list[Any]]) -> Message:
     """The grader's four lists. The prompt joins `extra_infos` unless the data has its own."""
     extra_infos = []
     for _, _, _, extra_info, prompt in samples:
-        extra = json.loads(extra_info) if extra_info else {}
+        extra = json.loads(extra_info) if extra_info else None
         extra_infos.append({"prompt": prompt, **extra} if isinstance(extra, dict) else {"prompt": prompt})
     return {
         "data_sources": [sample[0] for sample in samples],
@@ -199,86 +163,6 @@ def arguments(samples: list[list[Any]]) -> Message:
         "ground_truths": [json.loads(sample[2]) if sample[2] else None for sample in samples],
         "extra_infos": extra_infos,
     }
-
-
-def entries(result: Any, count: int) -> list[Message]:
-    """What a call of `count` samples returned, as JSON values. Raises ValueError if it is no list of `count` scores."""
-    if isinstance(result, str | bytes | dict) or not hasattr(result, "__len__") or not hasattr(result, "__iter__"):
-        raise ValueError(f"returned {type(result).__name__}, not a list of {count} scores")
-    scores = list(result)
-    if len(scores) != count:
-        raise ValueError(f"returned {len(scores)} scores for {count} samples")
-    return [entry(score) for score in scores]
-
-
-def entry(result: Any) -> Message:
-    """One sample's score and named values, or what is wrong with it."""
-    try:
-        score, values = result, {}
-        if isinstance(result, dict):
-            if "score" not in result:
-                return {"error": f'returned a dict without "score": {sorted(map(str, result))[:10]}'}
-            score = result["score"]
-            values = {str(k)[:MAX_TEXT]: plain(v) for k, v in list(result.items())[:MAX_ITEMS] if k != "score"}
-        if score is None:
-            return {"score": None, "values": values}
-        if isinstance(score, str | bytes) or isinstance(score, complex):
-            return {"error": f"returned {score!r:.100}, not a number"}
-        number = float(score)
-        if number - number != 0.0:
-            return {"error": f"returned {number}, not a finite number"}
-        return {"score": number, "values": values}
-    except Exception as error:
-        return {"error": f"returned {type(result).__name__}, not a score: {describe(error)}"}
-
-
-def plain(value: Any, depth: int = 3) -> Any:
-    """A named value as bounded JSON: text is cut, NaN becomes null, unknown types their text."""
-    if value is None or isinstance(value, bool | int):
-        return value if not isinstance(value, int) or abs(value) < 1 << 63 else float(value)
-    if isinstance(value, float):
-        return value if value - value == 0.0 else None
-    if isinstance(value, str):
-        return value[:MAX_TEXT]
-    if hasattr(value, "item") and getattr(value, "size", 1) == 1:
-        return plain(value.item(), 0) if depth else str(value)[:MAX_TEXT]
-    if depth and isinstance(value, dict):
-        return {str(k)[:MAX_TEXT]: plain(v, depth - 1) for k, v in list(value.items())[:MAX_ITEMS]}
-    if depth and isinstance(value, list | tuple):
-        return [plain(v, depth - 1) for v in value[:MAX_ITEMS]]
-    return str(value)[:MAX_TEXT]
-
-
-def failure(error: BaseException) -> Message:
-    """An exception ends the call. One that is not an `Exception` (SystemExit, KeyboardInterrupt) would end a process."""
-    return {
-        "status": "error" if isinstance(error, Exception) else "crash",
-        "error": describe(error),
-        "retry": any(map(is_connection_error, causes(error))),
-    }
-
-
-def describe(error: BaseException) -> str:
-    """The message of an exception and the line that raised it."""
-    try:
-        text = f"{type(error).__name__}: {error}"[:MAX_TEXT]
-    except BaseException:
-        text = type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return text + where
-
-
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen = 0
-    while error is not None and seen < 10:
-        yield error
-        error, seen = error.__cause__ or error.__context__, seen + 1
-
-
-def is_connection_error(error: BaseException) -> bool:
-    names = {cls.__name__ for cls in type(error).__mro__}
-    return bool(names & CONNECTION_ERRORS) and not names & NOT_CONNECTION_ERRORS
 
 
 if __name__ == "__main__":

@@ -5,35 +5,35 @@ sample with it; Ray starts it again, and it builds its graders again at the firs
 """
 
 import asyncio
-from typing import Any
 
 from raypipe.config import GraderConfig
-from raypipe.grading.processes import GraderProcesses, Sample
-from raypipe.grading.queue import grader_names
-from raypipe.grading.results import Reply
+from raypipe.grading.processes import GraderProcesses
+from raypipe.grading.results import Reply, Sample
+
+START_LIMIT_S = 600.0
 
 
 class GraderHost:
     def __init__(self, graders: list[GraderConfig], processes: int, memory_mb: int):
-        self.processes = GraderProcesses(graders, grader_names(graders), processes, memory_mb)
+        self.processes = GraderProcesses(graders, processes, memory_mb, START_LIMIT_S, namespaces=True)
         self.starting: asyncio.Task[None] | None = None
 
-    async def start(self) -> dict[str, Any]:
-        """Builds the graders once. Raises GraderStartError. Returns which of them are async."""
+    async def start(self) -> list[bool]:
+        """Builds the graders, once. Raises GraderStartError. Returns which of them are async."""
         if self.starting is None or (self.starting.done() and self.starting.exception()):
             self.starting = asyncio.create_task(self.processes.start())
         await asyncio.shield(self.starting)
-        return {"is_async": self.processes.is_async, "why_no_template": self.processes.why_no_template}
+        return self.processes.is_async
 
-    async def call(self, slot: int, grader: int, samples: list[Sample], limit_s: float) -> Reply:
+    async def call(self, slot: int | None, grader: int, samples: list[Sample], limit_s: float) -> Reply:
+        """One call in a slot, or, without one, of an async grader beside others."""
         await self.start()
+        if slot is None:
+            return await self.processes.call_in_loop(grader, samples, limit_s)
         return await self.processes.call(slot, grader, samples, limit_s)
 
-    async def call_in_loop(self, grader: int, samples: list[Sample], limit_s: float) -> Reply:
-        await self.start()
-        return await self.processes.call_in_loop(grader, samples, limit_s)
-
-    async def ready(self, slot: int) -> None:
+    async def ready(self, slot: int | None) -> None:
+        """Returns when the slot has a process. Raises GraderStartError if it gets none any more."""
         await self.start()
         await self.processes.ready(slot)
 

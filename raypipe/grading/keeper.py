@@ -1,8 +1,8 @@
 """The process above a grader process: isolates it, bounds what it holds, and kills it with all its descendants.
 
-In: a control socket to the parent and the work to do. Out: one line of JSON on that socket that says how the work
-ended, after which nothing of it is left. The keeper lives as long as the parent holds the other end of the socket: its
-end (a kill, or the parent's own death by `kill -9`) is the order to kill.
+In: a control socket to the parent and the work to do. Out: one report on that socket that says how the work ended,
+after which nothing of it is left. The keeper lives as long as the parent holds the other end of the socket: its end is
+the order to kill, so that nothing outlives the parent's own death by `kill -9`.
 
     parent ── keeper ── init ── grader process ── whatever it starts      with a PID namespace
     parent ── keeper ── grader process ── whatever it starts              without
@@ -10,11 +10,11 @@ end (a kill, or the parent's own death by `kill -9`) is the order to kill.
 Where the kernel permits it, the work runs in a PID namespace of its own. Then one kill of `init` ends every process in
 it, whatever session it moved to, whatever signals it blocks and however fast it forks, and no process in it can even
 name the keeper or anything else of the machine (a grader's `os.kill(-1, 9)` ends its own namespace only). Where it is
-not permitted (most unprivileged containers), the keeper is made the parent of all orphans below it (a "subreaper"), so
-every descendant can be found through /proc, and sweeps until none is left.
+not permitted (most containers without privileges), the keeper is the parent of all orphans below it (a "subreaper"), so
+that it can find every descendant, and sweeps until none is left; a grader that kills the keeper itself gets away there.
 
 Output of the work is drained into a tail of a few KiB, so that it costs nothing, cannot block, and explains a crash.
-Standard library only.
+Files that the work left in its temporary folder are removed.
 """
 
 import ctypes
@@ -29,37 +29,42 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 16384, 1 << 19
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-MAX_PROCESSES = 1000
 POLL_S = 0.1
+CHUNK = 1 << 16
 TAIL_BYTES = 4096
 SWEEP_LIMIT_S = 10.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Flags of the namespaces that this kernel permits; None: not tried yet. Known to processes forked from this one.
+# Flags of the namespaces that this kernel permits; None: not tried yet. Processes forked from this one know them too.
 _permitted: int | None = None
 
 
-def keep(control: socket.socket, work: Callable[[], None], memory_mb: int, shares: int, namespaces: bool) -> NoReturn:
-    """Runs `work` in a process below this one until it ends or must be killed, reports, and exits.
+@dataclass(frozen=True)
+class Limits:
+    """What the work and all its descendants may hold together, and whether to try a PID namespace for them.
 
-    Args:
-        control: socket to the parent; its end is the order to kill.
-        work: what the grader process does.
-        memory_mb: memory that all processes of the work may hold, times `shares`, in MiB.
-        shares: how many grader processes the work may hold itself (1, or more where it starts others from itself).
-        namespaces: whether to try a PID namespace.
+    A byte on the control socket multiplies both: for work that starts so many grader processes itself.
     """
+
+    memory_mb: int
+    processes: int
+    namespaces: bool
+
+
+def keep(control: socket.socket, work: Callable[[], None], limits: Limits) -> NoReturn:
+    """Runs `work` in a process below this one until it ends or must be killed, reports on `control`, and exits."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     folder = tempfile.mkdtemp(prefix="raypipe-grader-")
     output, output_end = os.pipe()
-    flags = permitted_namespaces() if namespaces else 0
+    flags = permitted_namespaces() if limits.namespaces else 0
     if flags:
         _enter(flags)
     child = os.fork()
@@ -75,40 +80,39 @@ def keep(control: socket.socket, work: Callable[[], None], memory_mb: int, share
             sys.excepthook(*sys.exc_info())
             os._exit(70)
     os.close(output_end)
-    reason, tail = _watch(control, child, output, memory_mb * shares << 20, MAX_PROCESSES * shares, bool(flags))
-    left = kill_all(child, namespace=bool(flags))
+    reason, tail = _watch(control, child, output, limits, bool(flags))
+    reason += kill_all(child, namespace=bool(flags))
     shutil.rmtree(folder, ignore_errors=True)
-    report = {"reason": reason + left, "tail": tail.decode(errors="replace")}
     control.settimeout(1.0)
     try:
-        control.sendall(json.dumps(report).encode())
+        control.sendall(json.dumps({"reason": reason, "tail": tail.decode(errors="replace")}).encode())
     except OSError:
-        pass
+        pass  # the parent is gone
     os._exit(0)
 
 
 def permitted_namespaces() -> int:
-    """The flags of `unshare` that give a PID namespace with its own /proc here, or 0; tried in a process thrown away."""
+    """The flags of `unshare` that give a PID namespace with its own /proc here, or 0; tried in a throw-away process."""
     global _permitted
     if _permitted is None:
-        for flags in (CLONE_NEWPID | CLONE_NEWNS, CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWUSER):
-            probe = os.fork()
-            if probe == 0:
-                try:
-                    _enter(flags)
-                    inner = os.fork()
-                    if inner == 0:
-                        _mount_proc()
-                        os._exit(0)
-                    os._exit(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]))
-                except BaseException:
-                    os._exit(1)
-            if os.waitpid(probe, 0)[1] == 0:
-                _permitted = flags
-                break
-        else:
-            _permitted = 0
+        choices = (CLONE_NEWPID | CLONE_NEWNS, CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWUSER)
+        _permitted = next(filter(_works, choices), 0)
     return _permitted
+
+
+def _works(flags: int) -> bool:
+    probe = os.fork()
+    if probe == 0:
+        try:
+            _enter(flags)
+            inner = os.fork()
+            if inner == 0:
+                _mount_proc()
+                os._exit(0)
+            os._exit(os.waitpid(inner, 0)[1] != 0)
+        finally:
+            os._exit(1)
+    return os.waitpid(probe, 0)[1] == 0
 
 
 def _enter(flags: int) -> None:
@@ -130,7 +134,7 @@ def _mount_proc() -> None:
 
 
 def _become_work(output_end: int, folder: str) -> None:
-    """What the work may not undo: dies with its parent, writes no core, is the first that an out-of-memory kill takes."""
+    """Dies with its parent, writes no core, goes first when memory runs out, and owns a temporary folder."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
@@ -152,7 +156,7 @@ def _become_init() -> None:
     if child == 0:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         return
-    os.closerange(0, 1 << 16)  # so that the ends of sockets and pipes are seen when the grader process is gone
+    os.closerange(0, 1 << 16)  # so that sockets and pipes end when the grader process does
     while True:
         pid, status = os.wait()
         if pid == child:
@@ -160,31 +164,37 @@ def _become_init() -> None:
             os._exit(128 - code if code < 0 else code)
 
 
-def _watch(
-    control: socket.socket, child: int, output: int, max_bytes: int, max_processes: int, namespace: bool
-) -> tuple[str, bytes]:
+def _watch(control: socket.socket, child: int, output: int, limits: Limits, namespace: bool) -> tuple[str, bytes]:
     """Waits until the work ends, must end, or breaks a limit; returns why and the end of its output."""
     tail = b""
     ended = os.pidfd_open(child)
     poller = select.poll()
     for fd in (control.fileno(), output, ended):
-        poller.register(fd, select.POLLIN | select.POLLHUP)
+        poller.register(fd, select.POLLIN)
+    os.set_blocking(output, False)
     next_check = time.monotonic() + POLL_S
     reason = ""
     while not reason:
         ready = {fd for fd, _ in poller.poll(max(0.0, next_check - time.monotonic()) * 1000)}
         if output in ready:
-            part = os.read(output, 1 << 16)
+            part = os.read(output, CHUNK)
             tail = (tail + part)[-TAIL_BYTES:]
             if not part:
                 poller.unregister(output)
+        if control.fileno() in ready:
+            if times := control.recv(1):
+                limits = Limits(limits.memory_mb * times[0], limits.processes * times[0], limits.namespaces)
+            else:
+                reason = "was stopped"
         elif ended in ready:
             reason = _describe_exit(child)
-        if control.fileno() in ready:
-            reason = "killed"
-        if time.monotonic() >= next_check:
+            try:
+                tail = (tail + os.read(output, CHUNK))[-TAIL_BYTES:]
+            except BlockingIOError:
+                pass
+        elif time.monotonic() >= next_check:
+            reason = _over_limit(limits, namespace)
             next_check = time.monotonic() + POLL_S
-            reason = reason or _over_limit(max_bytes, max_processes, namespace)
     os.close(ended)
     return reason, tail
 
@@ -195,44 +205,65 @@ def _describe_exit(child: int) -> str:
     code = result.si_status
     if result.si_code == os.CLD_EXITED and code <= 128:
         return f"exited with code {code}"
-    number = code - 128 if result.si_code == os.CLD_EXITED else code
+    number = code - 128 if result.si_code == os.CLD_EXITED else code  # init tells a signal as a shell does
     try:
-        return f"killed by {signal.Signals(number).name}"
+        return f"was killed by {signal.Signals(number).name}"
     except ValueError:
         return f"exited with code {code}"
 
 
-def _over_limit(max_bytes: int, max_processes: int, namespace: bool) -> str:
-    pids = _all_below(namespace)
-    if len(pids) > max_processes:
-        return f"killed: more than {max_processes} processes"
-    if sum(map(_resident, pids)) > max_bytes and sum(map(_proportional, pids)) > max_bytes:
-        return f"killed: more than {max_bytes >> 20} MiB of memory"
+def _over_limit(limits: Limits, namespace: bool) -> str:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if namespace else descendants(os.getpid())
+    if len(pids) > limits.processes:
+        return f"was stopped: it had more than {limits.processes} processes"
+    limit = limits.memory_mb << 20
+    if sum(map(_resident, pids)) > limit and sum(map(_proportional, pids)) > limit:
+        return f"was stopped: it held more than {limits.memory_mb} MiB of memory"
     return ""
 
 
-def _all_below(namespace: bool) -> list[int]:
-    """Ids of all processes of the work, as /proc of this process names them."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    if namespace:
-        return pids
-    parents: dict[int, int] = {}
-    for pid in pids:
+def descendants(pid: int) -> list[int]:
+    """Ids of all living processes below `pid`."""
+    try:
+        return _descendants_by_children(pid)
+    except FileNotFoundError:
+        return _descendants_by_parents(pid)
+
+
+def _descendants_by_children(root: int) -> list[int]:
+    """Costs in proportion to the tree. Raises FileNotFoundError where the kernel lists no children."""
+    found, todo = [], [root]
+    while todo:
+        pid = todo.pop()
         try:
-            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-            parents[pid] = int(stat[stat.rindex(")") + 2 :].split()[1])
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                below = list(map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()))
+                found += below
+                todo += below
+        except OSError:
+            if pid == root:
+                raise
+    return found
+
+
+def _descendants_by_parents(root: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            stat = Path(f"/proc/{name}/stat").read_text(errors="replace")
+            parents[int(name)] = int(stat[stat.rindex(")") + 2 :].split()[1])
         except (OSError, ValueError):
             continue
-    below: set[int] = {os.getpid()}
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in below} - below
-        if not more:
-            return sorted(below - {os.getpid()})
-        below |= more
+    found: set[int] = set()
+    more = {root}
+    while more:
+        more = {pid for pid, parent in parents.items() if parent in more} - found
+        found |= more
+    return list(found)
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory of a process, those it shares with others included."""
+    """Bytes of memory of a process, with those it shares."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):
@@ -240,33 +271,32 @@ def _resident(pid: int) -> int:
 
 
 def _proportional(pid: int) -> int:
-    """Bytes of memory of a process, each divided by the number of processes that share it. Exact, but slower to read."""
+    """Bytes of memory of a process, a shared one divided by those who share it. Exact, but slower to read."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) << 10
+    except FileNotFoundError:
+        return _resident(pid) if Path(f"/proc/{pid}").exists() else 0
     except OSError:
         pass
     return 0
 
 
 def kill_all(child: int, namespace: bool) -> str:
-    """Kills the work with all its descendants and waits until none is left; returns a note if some could not be killed."""
+    """Kills the work with all its descendants and waits until none is left; returns a note if some would not die."""
     deadline = time.monotonic() + SWEEP_LIMIT_S
-    if namespace:
-        os.kill(child, signal.SIGKILL)
     while True:
-        if not namespace:
-            for pid in _all_below(namespace=False):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except OSError:
-                    pass
+        for pid in [child] if namespace else descendants(os.getpid()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass  # gone meanwhile
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return ""
-        time.sleep(0.0005)
         if time.monotonic() > deadline:
             return "; some of its processes cannot be killed"
+        time.sleep(0.0005)

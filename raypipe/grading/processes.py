@@ -14,20 +14,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
 
-from raypipe.config import GraderConfig
+from raypipe.config import GraderConfig, grader_name
 from raypipe.grading import wire
-from raypipe.grading.results import Reply, valid_entries
+from raypipe.grading.keeper import Limits
+from raypipe.grading.results import Reply, Sample, valid_entries
+from raypipe.grading.wire import Message
 
 # Samples run side by side in processes; threads of numerical libraries inside each would only fight over the cores.
-ONE_THREAD = dict.fromkeys(
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
-)
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+PROCESSES = 1000  # that a grader process and its descendants may be, far above any use and far below a fork bomb
+HELLO_LIMIT_S = 60.0
 KILL_LIMIT_S = 15.0
 STARTS = 3
-
-Sample = dict[str, Any]
+ASYNC_GRACE_S = 1.0
 
 
 class GraderStartError(ValueError):
@@ -35,196 +44,220 @@ class GraderStartError(ValueError):
 
 
 class GraderProcess:
-    """One process: frames to and from it by id, and its keeper's last word."""
+    """One process. When it and all below it are gone, `ended` is set and `report` says why."""
 
     def __init__(self, data: socket.socket, control: socket.socket, keeper: subprocess.Popen[bytes] | None = None):
         self.data, self.control, self.keeper = data, control, keeper
-        self.report = self.tail = ""
+        self.report, self.tail = "ended without a word", ""
         self.ended = asyncio.Event()
-        self.waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self.next_id = 0
+        self.last_id = 0
+        hello = asyncio.get_running_loop().create_future()
+        self.answers: dict[int, asyncio.Future[Message]] = {0: hello}
+        self.opening = asyncio.create_task(self._open())
 
     @classmethod
-    async def start(cls, memory_mb: int, shares: int, namespaces: bool) -> "GraderProcess":
-        """A new interpreter with no grader loaded yet."""
+    def start(cls, limits: Limits) -> "GraderProcess":
+        """A new interpreter, with no grader loaded."""
         (data, data_end), (control, control_end) = socket.socketpair(), socket.socketpair()
         fds = (data_end.fileno(), control_end.fileno())
-        command = [sys.executable, "-m", "raypipe.grading.child", *map(str, (*fds, memory_mb, shares, int(namespaces)))]
-        environment = {**os.environ, **ONE_THREAD, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+        root = str(Path(__file__).parents[2])
+        environment = os.environ | ENVIRONMENT
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        command = [sys.executable, "-P", "-m", "raypipe.grading.child", *map(str, fds), json.dumps(asdict(limits))]
         keeper = subprocess.Popen(command, env=environment, pass_fds=fds, start_new_session=True)
         data_end.close()
         control_end.close()
-        return await cls(data, control, keeper)._connect()
+        return cls(data, control, keeper)
 
-    async def spawn(self, memory_mb: int, namespaces: bool) -> "GraderProcess":
-        """A copy of this process, graders and all."""
+    def spawn(self, limits: Limits) -> "GraderProcess":
+        """A copy of this process, graders and all. Raises OSError if it is gone."""
         (data, data_end), (control, control_end) = socket.socketpair(), socket.socketpair()
-        self.writer.write(wire.encode({"op": "spawn", "memory_mb": memory_mb, "namespaces": namespaces}))
-        await self.writer.drain()
+        self.writer.write(wire.encode({"op": "spawn", "limits": asdict(limits)}))
         socket.send_fds(self.data, [b"f"], [data_end.fileno(), control_end.fileno()])
         data_end.close()
         control_end.close()
-        return await GraderProcess(data, control)._connect()
+        return GraderProcess(data, control)
 
-    async def _connect(self) -> "GraderProcess":
+    async def serving(self) -> None:
+        """Returns when the process serves. Raises EOFError or TimeoutError."""
+        await asyncio.shield(self.opening)
+        await self._answer(0, HELLO_LIMIT_S)
+
+    async def _open(self) -> None:
         self.reader, self.writer = await asyncio.open_connection(sock=self.data)
         self.control_reader, self.control_writer = await asyncio.open_connection(sock=self.control)
         self.tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._watch())]
-        return self
+
+    def allow(self, times: int) -> None:
+        """Lets the process and all below it hold so many times what its limits say."""
+        with contextlib.suppress(OSError):
+            self.control.send(bytes([min(times, 255)]))
 
     async def _read(self) -> None:
         try:
-            while (message := await wire.read(self.reader)) is not None:
-                future = self.waiting.get(message.get("id", -1))
-                if future is None or future.done():
+            while (message := await wire.read(self.reader, wire.MAX_REPLY_BYTES)) is not None:
+                answer = self.answers.get(message.get("id", -1))
+                if answer is None or answer.done():
                     raise wire.ProtocolError(f"an answer to no question: {str(message)[:80]}")
-                future.set_result(message)
+                answer.set_result(message)
         except (wire.ProtocolError, TypeError) as error:
-            self.report = f"sent {error}"
-            self.kill()
+            self.kill(f"was stopped: it sent {error}")
 
     async def _watch(self) -> None:
-        """Waits for the keeper's report, which is its last act: after it no process is left."""
-        data = await self.control_reader.read()
-        with contextlib.suppress(ValueError, KeyError):
-            report = json.loads(data)
-            lines = [line for line in report["tail"].strip().splitlines() if line]
-            self.report = self.report or report["reason"] + (f"; last output: {lines[-1][:500]}" if lines else "")
+        """Waits for the keeper's end, which is its last act: after it no process is left."""
+        with contextlib.suppress(ValueError, KeyError, OSError):
+            report = json.loads(await self.control_reader.read())
             self.tail = report["tail"]
+            lines = [line for line in self.tail.splitlines() if line.strip()]
+            if self.report == "ended without a word":
+                self.report = report["reason"] + (f"; last output: {lines[-1][:500]}" if lines else "")
         self.ended.set()
-        for future in self.waiting.values():
-            if not future.done():
-                future.set_exception(EOFError())
+        for answer in self.answers.values():
+            if not answer.done():
+                answer.set_exception(EOFError())
+                answer.exception()  # whoever asked may have stopped waiting
         self.writer.close()
         self.control_writer.close()
         if self.keeper:
             await asyncio.get_running_loop().run_in_executor(None, self.keeper.wait)
 
-    def kill(self) -> None:
+    def kill(self, reason: str = "") -> None:
         """Orders the keeper to kill everything; `ended` is set when it has."""
+        self.report = reason or self.report
         with contextlib.suppress(OSError):
             self.control.shutdown(socket.SHUT_WR)
 
     async def close(self) -> None:
+        await self.opening
         self.kill()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(KILL_LIMIT_S):
-                await asyncio.wait(self.tasks)
+        await asyncio.wait(self.tasks, timeout=KILL_LIMIT_S)
 
-    async def ask(self, message: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Sends a frame and waits for its answer. Raises TimeoutError past `limit_s`, EOFError when the process ends."""
-        if self.ended.is_set():
-            raise EOFError
-        self.next_id += 1
-        key = self.next_id
-        future = self.waiting[key] = asyncio.get_running_loop().create_future()
+    async def ask(self, message: Message, limit_s: float) -> Message:
+        """Sends a frame and waits for its answer. Raises TimeoutError past `limit_s`, EOFError at the process's end."""
+        self.last_id += 1
+        self.answers[self.last_id] = asyncio.get_running_loop().create_future()
+        if not self.ended.is_set():
+            self.writer.write(wire.encode({**message, "id": self.last_id}))
+        return await self._answer(self.last_id, limit_s)
+
+    async def _answer(self, key: int, limit_s: float) -> Message:
         try:
-            self.writer.write(wire.encode({**message, "id": key}))
+            if self.ended.is_set():
+                raise EOFError
             async with asyncio.timeout(limit_s):
-                with contextlib.suppress(ConnectionError):
-                    await self.writer.drain()
-                return await future
+                return await self.answers[key]
         finally:
-            del self.waiting[key]
+            del self.answers[key]
 
-    async def load(self, graders: Sequence[GraderConfig], names: Sequence[str], limit_s: float) -> dict[str, Any]:
-        specs = [{"path": g.path, "kwargs": g.kwargs, "name": n} for g, n in zip(graders, names, strict=True)]
+    async def load(self, grader: GraderConfig, limit_s: float) -> Message:
+        """Builds a grader in the process. Raises GraderStartError."""
+        name = grader_name(grader)
+        spec = {"op": "load", "path": grader.path, "kwargs": grader.kwargs, "sys_path": sys.path}
         try:
-            reply = await self.ask({"op": "load", "graders": specs, "sys_path": sys.path}, limit_s)
+            answer = await self.ask(spec, limit_s)
         except TimeoutError:
-            await self.close()
-            raise GraderStartError(f"the graders {list(names)} took more than {limit_s:g} s to build") from None
+            raise GraderStartError(f"the grader {name!r} took more than {limit_s:g} s to build") from None
         except EOFError:
-            raise GraderStartError(
-                f"the process that builds the graders {list(names)} {self.report}\n{self.tail}"
-            ) from None
-        if not reply["ok"]:
-            await self.close()
-            raise GraderStartError(
-                f"the grader {reply['grader']!r} could not be built: {reply['error']}\n{reply['traceback']}"
-            )
-        return reply
+            reason = f"its process {self.report}\n{self.tail}"
+            raise GraderStartError(f"the grader {name!r} could not be built: {reason}") from None
+        if answer.get("ok") is not True:
+            text = f"{answer.get('error')}\n{answer.get('traceback')}"
+            raise GraderStartError(f"the grader {name!r} could not be built: {text}")
+        return answer
 
     async def call(self, grader: int, samples: Sequence[Sample], limit_s: float, grace_s: float = 0.0) -> Reply:
-        """Calls a grader. Past `limit_s + grace_s` the process is killed; with a grace it is told `limit_s` and may obey."""
+        """Calls a grader within `limit_s`. The process is killed `grace_s` later, if it has not obeyed by itself."""
         rows = [
-            [s["data_source"], s["response_text"], s["ground_truth"], s["extra_info"], s["prompt_text"]]
-            for s in samples
+            [row["data_source"], row["response_text"], row["ground_truth"], row["extra_info"], row["prompt_text"]]
+            for row in samples
         ]
         start = time.perf_counter()
+        message = {"op": "call", "grader": grader, "samples": rows, "timeout_s": limit_s}
         try:
-            message = {"op": "call", "grader": grader, "samples": rows, "timeout_s": limit_s}
             answer = await self.ask(message, limit_s + grace_s)
         except TimeoutError:
             self.kill()
             await self.ended.wait()
             return Reply("timeout", [], f"took more than {limit_s:g} s", time.perf_counter() - start, ended=True)
         except EOFError:
-            await self.ended.wait()
             return Reply("crash", [], f"its process {self.report}", time.perf_counter() - start, ended=True)
-        return self._checked(answer, len(samples))
-
-    def _checked(self, answer: dict[str, Any], count: int) -> Reply:
         seconds = answer.get("seconds")
-        if isinstance(seconds, float) and seconds >= 0:
-            if valid_entries(answer.get("entries"), count):
+        if isinstance(seconds, float) and 0 <= seconds:
+            if valid_entries(answer.get("entries"), len(samples)):
                 return Reply("ok", answer["entries"], "", seconds)
             if answer.get("status") in ("error", "crash", "timeout"):
-                return Reply(answer["status"], [], str(answer.get("error")), seconds, bool(answer.get("retry")))
-        self.kill()
-        return Reply("crash", [], f"its process sent {str(answer)[:200]}", 0.0, ended=True)
+                return Reply(answer["status"], [], str(answer.get("error")), seconds, answer.get("retry") is True)
+        self.kill(f"was stopped: it sent {str(answer)[:200]}")
+        await self.ended.wait()
+        return Reply("crash", [], f"its process {self.report}", time.perf_counter() - start, ended=True)
 
 
 class GraderProcesses:
-    """The grader processes of one machine: `count` that run one call each, and one event loop for async graders."""
+    """The grader processes of one machine: `count` slots for one call each, and one event loop for async graders."""
 
     def __init__(
-        self, graders: Sequence[GraderConfig], names: Sequence[str], count: int, memory_mb: int, start_limit_s: float = 600.0,
-        namespaces: bool = True,
-    ):  # fmt: skip
-        self.graders, self.names, self.count = graders, names, count
-        self.memory_mb, self.start_limit_s, self.namespaces = memory_mb, start_limit_s, namespaces
-        self.template: GraderProcess | None = None
+        self, graders: Sequence[GraderConfig], count: int, memory_mb: int, start_limit_s: float, namespaces: bool
+    ):
+        self.graders, self.count, self.start_limit_s = graders, count, start_limit_s
+        self.limits = Limits(memory_mb, PROCESSES, namespaces)
+        self.living: set[GraderProcess] = set()
+        self.template: asyncio.Task[GraderProcess] | None = None
         self.slots: list[asyncio.Task[GraderProcess]] = []
-        self.loop_process: asyncio.Task[GraderProcess] | None = None
+        self.loop: asyncio.Task[GraderProcess] | None = None
         self.is_async: list[bool] = []
-        self.why_no_template = ""
-        self.kills = 0
+        self.not_forkable = ""
 
     async def start(self) -> None:
-        """Builds the graders. Raises GraderStartError."""
-        process = await self._build(self.count + 2)
-        self.template = process if not self.why_no_template else None
-        self.slots = [
-            asyncio.create_task(self._new(process if self.why_no_template and i == 0 else None))
-            for i in range(self.count)
-        ]
-        if any(self.is_async):
-            self.loop_process = asyncio.create_task(self._new_loop())
-        await asyncio.gather(*self.slots, *filter(None, [self.loop_process]))
+        """Builds the graders. Raises GraderStartError, with no process left."""
+        try:
+            first = asyncio.create_task(self._build())
+            await first
+            if self.not_forkable:
+                self.slots = [first]
+            else:
+                self.template = first
+            self.slots += [asyncio.create_task(self._new()) for _ in range(self.count - len(self.slots))]
+            if any(self.is_async):
+                self.loop = asyncio.create_task(self._new_loop())
+            await asyncio.gather(*self._tasks())
+        except BaseException:
+            await self.close()
+            raise
 
-    async def _build(self, shares: int) -> GraderProcess:
-        process = await GraderProcess.start(self.memory_mb, shares, self.namespaces)
-        reply = await process.load(self.graders, self.names, self.start_limit_s)
-        self.is_async, self.why_no_template = reply["async"], reply["forkable"]
+    def _tasks(self) -> list[asyncio.Task[GraderProcess]]:
+        return [*self.slots, *filter(None, [self.loop, self.template])]
+
+    async def _serving(self, process: GraderProcess) -> GraderProcess:
+        self.living = {other for other in self.living if not other.ended.is_set()} | {process}
+        await process.serving()
         return process
 
-    async def _new(self, made: GraderProcess | None = None) -> GraderProcess:
-        if made is not None:
-            return made
+    async def _build(self) -> GraderProcess:
+        """A new process with every grader loaded; it may hold copies of itself where that is safe."""
+        try:
+            process = await self._serving(GraderProcess.start(self.limits))
+        except (EOFError, TimeoutError):
+            raise GraderStartError(f"no grader process can be started ({sys.executable})") from None
+        answers = [await process.load(grader, self.start_limit_s) for grader in self.graders]
+        self.is_async = [answer.get("is_async") is True for answer in answers]
+        self.not_forkable = str(answers[-1].get("not_forkable", "it did not say")) if answers else ""
+        if not self.not_forkable:
+            process.allow(self.count + 2)
+        return process
+
+    async def _new(self) -> GraderProcess:
         for attempt in range(STARTS):
             try:
-                if self.why_no_template:
-                    return await self._build(shares=1)
-                if self.template is None or self.template.ended.is_set():
-                    self.template = await self._build(self.count + 2)
-                return await self.template.spawn(self.memory_mb, self.namespaces)
-            except GraderStartError:
+                if self.template is None:
+                    return await self._build()
+                if self.template.done() and (self.template.exception() or self.template.result().ended.is_set()):
+                    self.template = asyncio.create_task(self._build())
+                template = await asyncio.shield(self.template)
+                return await self._serving(template.spawn(self.limits))
+            except (GraderStartError, EOFError, OSError) as error:  # TimeoutError is an OSError
                 if attempt == STARTS - 1:
-                    raise
-                await asyncio.sleep(attempt + 1)
+                    raise GraderStartError(str(error) or "grader processes end as soon as they start") from None
+                await asyncio.sleep(attempt)
         raise AssertionError
 
     async def _new_loop(self) -> GraderProcess:
@@ -233,31 +266,31 @@ class GraderProcesses:
         return process
 
     async def call(self, slot: int, grader: int, samples: Sequence[Sample], limit_s: float) -> Reply:
+        """One call in a slot, which must be free."""
         process = await self.slots[slot]
         reply = await process.call(grader, samples, limit_s)
-        if reply.ended or process.ended.is_set():
-            self.kills += 1
+        if reply.ended:
             self.slots[slot] = asyncio.create_task(self._new())
         return reply
 
-    async def ready(self, slot: int) -> None:
-        """Returns when the slot's process is there. Raises GraderStartError when it cannot be started again."""
-        await asyncio.shield(self.slots[slot])
-
     async def call_in_loop(self, grader: int, samples: Sequence[Sample], limit_s: float) -> Reply:
-        """A call of an async grader, beside others in one process. A call that blocks them all ends them all."""
-        assert self.loop_process is not None
-        task = self.loop_process
-        process = await task
-        reply = await process.call(grader, samples, limit_s, grace_s=1.0)
-        if (reply.ended or process.ended.is_set()) and self.loop_process is task:
-            self.kills += 1
-            self.loop_process = asyncio.create_task(self._new_loop())
+        """One call of an async grader, beside others in one process. One that blocks the process ends all of them."""
+        assert self.loop is not None
+        loop = self.loop
+        reply = await (await asyncio.shield(loop)).call(grader, samples, limit_s, ASYNC_GRACE_S)
+        if reply.ended and self.loop is loop:
+            self.loop = asyncio.create_task(self._new_loop())
         return reply
 
+    async def ready(self, slot: int | None) -> None:
+        """Returns when the slot (None: the loop) has a process. Raises GraderStartError if it gets none any more."""
+        task = self.loop if slot is None else self.slots[slot]
+        if task:
+            await asyncio.shield(task)
+
     async def close(self) -> None:
-        tasks = [*self.slots, *filter(None, [self.loop_process])]
-        done = await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(process.close() for process in done if isinstance(process, GraderProcess)))
-        if self.template:
-            await self.template.close()
+        """Ends every process."""
+        for task in self._tasks():
+            task.cancel()
+        await asyncio.gather(*self._tasks(), return_exceptions=True)
+        await asyncio.gather(*(process.close() for process in self.living))

@@ -2,8 +2,10 @@
 
 JSON because a grader may have run hostile code in its process: what comes back is data of known types and bounded
 length, never an object that runs code when it is read. A frame that breaks the rules raises `ProtocolError`, on which
-the parent kills the sender. Standard library only, as everything that a grader process imports before its graders.
+the parent kills the sender.
 """
+
+from __future__ import annotations
 
 import json
 import socket
@@ -11,37 +13,40 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import asyncio
+    from asyncio import StreamReader
 
 HEADER = struct.Struct("!I")
-MAX_REPLY_BYTES = 64 << 20
+# Far above what `scores.py` lets a call of hundreds of samples return.
+MAX_REPLY_BYTES = 16 << 20
+
+Message = dict[str, Any]
 
 
 class ProtocolError(Exception):
     """The other end sent something that is not a frame."""
 
 
-def encode(message: dict[str, Any]) -> bytes:
+def encode(message: Message) -> bytes:
     body = json.dumps(message, separators=(",", ":")).encode()
     return HEADER.pack(len(body)) + body
 
 
-def decode(body: bytes) -> dict[str, Any]:
+def decode(body: bytes) -> Message:
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"not JSON: {error}") from None
+        raise ProtocolError(f"what is not JSON: {error}") from None
     if not isinstance(message, dict):
-        raise ProtocolError(f"not an object: {body[:80]!r}")
+        raise ProtocolError(f"what is no object: {body[:80]!r}")
     return message
 
 
-def send(sock: socket.socket, message: dict[str, Any]) -> None:
+def send(sock: socket.socket, message: Message) -> None:
     sock.sendall(encode(message))
 
 
-def receive(sock: socket.socket) -> dict[str, Any] | None:
-    """The next frame from a blocking socket, None at its end. Takes no byte past the frame (file descriptors may follow)."""
+def receive(sock: socket.socket) -> Message | None:
+    """The next frame from a blocking socket, None at its end. Takes no byte past it: file descriptors may follow."""
     header = _exactly(sock, HEADER.size)
     if header is None:
         return None
@@ -59,14 +64,14 @@ def _exactly(sock: socket.socket, size: int) -> bytes | None:
     return bytes(data)
 
 
-async def read(reader: "asyncio.StreamReader", limit: int = MAX_REPLY_BYTES) -> dict[str, Any] | None:
+async def read(reader: StreamReader, max_bytes: int) -> Message | None:
     """The next frame from a stream, None at its end."""
-    from asyncio import IncompleteReadError  # only processes that run an event loop pay for its import
+    from asyncio import IncompleteReadError  # here, so that only processes with an event loop pay for its import
 
     try:
         (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-        if size > limit:
-            raise ProtocolError(f"a frame of {size} bytes, more than {limit}")
+        if size > max_bytes:
+            raise ProtocolError(f"a frame of {size} bytes, more than {max_bytes}")
         return decode(await reader.readexactly(size))
     except (IncompleteReadError, ConnectionError):
         return None
