@@ -277,7 +277,7 @@ class _SafeStream:
             pass
 
     def _discard(self) -> None:
-        """Nobody reads any more. What the stream still holds goes to the null device, or Python's exit would fail."""
+        """Nobody reads any more. The stream leads to the null device from now on, so that no other print fails."""
         try:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.stream.fileno())

@@ -225,12 +225,13 @@ def test_a_stream_of_ascii_gets_ascii():
 
 
 def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):
-    """As in `python -m raypipe.train ... | head -1`: the run goes on and ends with status 0."""
+    """As in `python -m raypipe.train ... | head -1`: the run goes on and ends with status 0, also where
+    others print. (It writes more than a pipe holds, so it writes after the reader has left.)"""
     done = tmp_path / "done"
     script = (
-        "import sys, pathlib; from raypipe.console import Console; c = Console(1000)\n"
-        "for i in range(1000): c.end_iteration({'iteration': i, 'reward/mean': 0.5})\n"
-        f"c.summary(['end']); c.close(); pathlib.Path({str(done)!r}).touch()\n"
+        "import sys, pathlib; from raypipe.console import Console; c = Console(9)\n"
+        "for i in range(9000): c.end_iteration({'iteration': i, 'reward/mean': 0.5})\n"
+        f"print('other', flush=True); c.summary(['end']); c.close(); pathlib.Path({str(done)!r}).touch()\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parent.parent

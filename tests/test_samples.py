@@ -116,7 +116,7 @@ def test_any_text_is_safe_on_a_terminal_and_survives_json(text):
 @pytest.mark.parametrize(
     "text, safe",
     [
-        ("plain 数 é 👍 [bold]", "plain 数 é 👍 [bold]"),
+        ("Plain 数 é 👍 [bold]", "Plain 数 é 👍 [bold]"),
         ("a\nb\tc\r", r"a\nb\tc\r"),
         ("\x1b[31mred\x9b", r"\x1b[31mred\x9b"),
         ("\u202etxt.exe\u2066", r"\u202etxt.exe\u2066"),

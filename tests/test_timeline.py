@@ -223,14 +223,28 @@ def test_generation_bounds_and_a_long_tail_is_named():
 
 
 def test_a_light_load_of_grading_does_not_bound_however_long_graders_have_an_item():
-    """Each sample is graded for the second until the next one comes: busy 100%, but nothing ever waits."""
+    """Two graders take turns, 1.99 s a sample, one a second: both are nearly always at work, but nothing ever waits."""
     rows = [
-        row(f"3/0/{i}", 3, "engine-0", T, T + 1 + i) | {"grade_start": T + 1 + i, "grade_end": T + 2 + i}
+        row(f"3/0/{i}", 3, "engine-0", T, T + 1 + i)
+        | {"grade_start": T + 1 + i, "grade_end": T + 2.99 + i, "grader": f"grader-{i % 2}"}
         for i in range(30)
     ]
     summary = summary_of(rows)
-    assert summary.idle["Grade"] == pytest.approx(1 / 31)
+    assert summary.phases["grade"] > summary.phases["generate"]
     assert summary.bounding == "Generate"
+
+
+def test_graders_that_pause_between_calls_bound_all_the_same():
+    """Eight graders, each 1.8 s at work and 0.2 s between calls, all samples there after 1 s but for one that is
+    generated for 20 s: the graders have 8 calls in work for a fifth of the time, 7 for the rest, and work for 24 s."""
+    rows = [row("3/9/0", 3, "engine-0", T, T + 20)]
+    for i in range(96):
+        at = T + 1 + 0.25 * (i % 8) + 2.0 * (i // 8)
+        graded = {"grade_start": at, "grade_end": at + 1.8, "grader": f"grader-{i % 8}"}
+        rows.append(row(f"3/{i // 8}/{i % 8}", 3, "engine-0", T, T + 0.5) | graded)
+    summary = summary_of(rows)
+    assert summary.bounding == "Grade"
+    assert summary.advice.endswith("raise grade.workers x grade.processes from 8 to about 9")
 
 
 def test_grading_bounds_and_the_advice_names_how_many_workers_hide_it_under_generation():
