@@ -225,7 +225,7 @@ def test_generation_bounds_and_a_long_tail_is_named():
 def test_a_light_load_of_grading_does_not_bound_however_long_graders_have_an_item():
     """Two graders take turns, 1.99 s a sample, one a second: both are nearly always at work, but nothing ever waits."""
     rows = [
-        row(f"3/0/{i}", 3, "engine-0", T, T + 1 + i)
+        row(f"3/0/{i}", 3, "engine-0", T + 0.1 + i, T + 1 + i)
         | {"grade_start": T + 1 + i, "grade_end": T + 2.99 + i, "grader": f"grader-{i % 2}"}
         for i in range(30)
     ]
