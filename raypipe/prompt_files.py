@@ -109,15 +109,16 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, dict[str, pa.Scalar]]]:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if twice := {name for name in names if names.count(name) > 1}:
-                raise ValueError(f"{path}: the columns {sorted(twice)} occur twice; rename or remove one of each")
+                raise ValueError(f"the columns {sorted(twice)} occur twice; rename or remove one of each")
             number = 0
             for batch in file.iter_batches(ROWS_PER_READ):
-                columns = list(zip(batch.schema.names, batch.columns, strict=True))
+                pairs = zip(names, batch.columns, strict=True)
+                columns = [(name, column) for name, column in pairs if not PANDAS_INDEX.fullmatch(name)]
                 for i in range(batch.num_rows):
-                    yield number, {name: column[i] for name, column in columns if not PANDAS_INDEX.fullmatch(name)}
+                    yield number, {name: column[i] for name, column in columns}
                     number += 1
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: cannot be read as parquet: {error}; write the file again, or rename it") from None
+    except Exception as error:  # damaged bytes surface as whatever the decoder trips over
+        raise ValueError(f"{path}: cannot be read as parquet: {error}; write the file again, or rename it") from error
 
 
 def _decode_scalars(record: dict[str, pa.Scalar]) -> dict[str, Any]:
@@ -141,7 +142,10 @@ def from_json(text: str) -> Any:
     """Parses JSON. Raises ValueError, also for a key that an object holds twice (the later would win silently)."""
     try:
         return json.loads(text, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:  # also integers of over 4300 digits and too deep nesting
+    except json.JSONDecodeError as error:
+        where = f"{error.msg} at character {error.pos + 1}"
+        raise ValueError(f"not valid JSON: {where} of {shown(text)}; write one whole object") from None
+    except (ValueError, RecursionError) as error:  # integers of over 4300 digits and too deep nesting
         raise ValueError(f"not valid JSON ({error}): {shown(text)}") from None
 
 

@@ -155,7 +155,7 @@ def _check_prompt(prompt: Any, column: str) -> None:
             _check_message(message, f"{column}[{i}]")
     else:
         found = "null" if prompt is None else f"{shown(prompt)} ({type(prompt).__name__})"
-        raise ValueError(f"{column} is {found}; a prompt is text, or a list of messages with role and content")
+        raise ValueError(f"{column} is {found}; a prompt must be text, or a list of messages with role and content")
 
 
 def _check_message(message: Any, name: str) -> None:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from raypipe.config import DataConfig
@@ -139,6 +139,14 @@ def test_template_errors_name_the_row(tmp_path):
     tool = {"prompt": [ask, {"role": "tool", "content": "4"}], "answer": "4"}
     assert "rows.jsonl, line 2: the chat template refuses" in refusal(tmp_path, {"prompt": [ask], "answer": "4"}, tool)
     assert "no chat template" in refusal(tmp_path, {"prompt": [ask], "answer": "4"}, tokenizer=BASE)
+
+
+def test_prompts_without_tokens_are_refused(tmp_path):
+    dropping = byte_tokenizer(None)
+    dropping.backend_tokenizer.normalizer = normalizers.Replace("x", "")
+    dropping.backend_tokenizer.post_processor = processors.ByteLevel()
+    rows = {"prompt": "yx", "answer": "1"}, {"prompt": "xx", "answer": "1"}
+    assert "rows.jsonl, line 2: the prompt 'xx' has no tokens" in refusal(tmp_path, *rows, tokenizer=dropping)
 
 
 def test_overlong(tmp_path):
