@@ -1,0 +1,317 @@
+"""Grades programs by running them against tests, each case in a sandbox of its own.
+
+In: responses with a Python block, and tests (`code_tests.read_tests` lists the forms). Out: the fraction of cases
+passed, or 1.0 only for all of them, and the worst status over the cases.
+
+The one design decision: model code never shares a process with what it is compared with. Its sandbox gets the code and
+a call or an input; the answer comes back as plain data and is compared outside. So there is nothing inside to patch, to
+read or to forge: whoever writes a false result must still know the right one.
+"""
+
+import json
+import marshal
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from graders.code_tests import Call, Check, Stdio, Tests, output_matches, read_tests, value_matches
+from graders.sandbox import Isolation, Limits, Result, Sandbox, SandboxError, find_isolation
+
+DRIVER = Path(__file__).with_name("code_driver.py").read_text()
+PYTHON_TAGS = {"python", "py", "python3"}
+CODE_BEGINS = (" ", "\t", "def ", "async def ", "class ", "from ", "import ", "@")
+SEVERITY = ("ok", "crash", "timeout", "killed")
+
+
+class CodeGrader:
+    """Scores programs by their tests.
+
+    Each score is a dict: `score`, `status`, `passed` and `cases` (their numbers). `status` is the worst over the cases:
+    "killed" (a limit on memory, output or processes) > "timeout" > "crash" (uncaught exception, exit code other than
+    0, early exit, no such function) > "ok" (right or wrong); "no_code": no closed Python block in the response.
+    "error": the tests or the sandbox do not work, `error` says why, and the score is None, since nothing is known.
+
+    Args:
+        all_or_nothing: score 1.0 only if all cases pass, else 0.0; the first failure saves the remaining cases.
+        timeout_s: wall-clock limit of a case in seconds, from when the program starts; CPU time is limited with it.
+        memory_mb: limit of a case in MiB, unless its tests say otherwise. A program that catches `MemoryError` goes on.
+        processes: sandboxes at a time over all samples of a call; by default as many as there are CPUs.
+        max_timeouts: after so many cases of one sample the others count as timed out without being run.
+        allow_packages: lets programs and tests import the packages installed beside this one.
+        unsafe_without_sandbox: runs model code as the calling user, with resource limits and nothing else.
+
+    Raises:
+        RuntimeError: bubblewrap is missing or does not work here; says what to do.
+    """
+
+    def __init__(
+        self,
+        *,
+        all_or_nothing: bool = False,
+        timeout_s: float = 5.0,
+        memory_mb: int = 1024,
+        processes: int | None = None,
+        max_timeouts: int = 10,
+        allow_packages: bool = False,
+        unsafe_without_sandbox: bool = False,
+    ):
+        numbers = {"timeout_s": timeout_s, "memory_mb": memory_mb, "processes": processes, "max_timeouts": max_timeouts}
+        for name, value in numbers.items():
+            if value is not None and value <= 0:
+                raise ValueError(f"CodeGrader: {name}={value!r} must be above 0")
+        self._all_or_nothing = all_or_nothing
+        self._limits = Limits(wall_s=timeout_s, memory_mb=memory_mb)
+        self._processes = processes or os.cpu_count() or 1
+        self._max_timeouts = max_timeouts
+        self._allow_packages = allow_packages
+        self._isolation: Isolation = "none"
+        if unsafe_without_sandbox:
+            warnings.warn(
+                "CodeGrader(unsafe_without_sandbox=True): model-written code runs as this user, with this user's files "
+                "and network. Use it only where losing this machine does not matter.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        else:
+            try:
+                self._isolation = find_isolation()
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"{error}. To run model code without any protection: CodeGrader(unsafe_without_sandbox=True)"
+                ) from None
+
+    def __call__(
+        self,
+        *,
+        data_sources: Sequence[str],
+        solution_strs: Sequence[str],
+        ground_truths: Sequence[Any],
+        extra_infos: Sequence[dict[str, Any]],
+    ) -> list[dict[str, Any]]:
+        with ThreadPoolExecutor(self._processes) as pool:
+            samples = [
+                self._submit(pool, response, ground_truth, extra_info)
+                for response, ground_truth, extra_info in zip(solution_strs, ground_truths, extra_infos, strict=True)
+            ]
+            return [sample if isinstance(sample, dict) else self._score(sample) for sample in samples]
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, response: str, ground_truth: Any, extra_info: dict[str, Any]
+    ) -> "_Sample | dict[str, Any]":
+        """Queues the cases of a sample, or says at once what is wrong with it."""
+        try:
+            tests = read_tests(ground_truth, extra_info or {})
+        except ValueError as error:
+            return {"score": None, "status": "error", "passed": 0, "cases": 0, "error": str(error)}
+        code = extract_code(response, completes=bool(tests.prompt))
+        if code is None:
+            return {"score": 0.0, "status": "no_code", "passed": 0, "cases": len(tests.cases)}
+        sample = _Sample(tests, code)
+        sample.futures += [pool.submit(self._run, sample, case) for case in tests.cases]
+        return sample
+
+    def _score(self, sample: "_Sample") -> dict[str, Any]:
+        outcomes = [future.result() for future in sample.futures]
+        errors = [outcome.error for outcome in outcomes if outcome.error]
+        passed = sum(outcome.passed for outcome in outcomes)
+        counts = {"passed": passed, "cases": len(outcomes)}
+        if errors:
+            return {"score": None, "status": "error", **counts, "error": errors[0]}
+        score = float(passed == len(outcomes)) if self._all_or_nothing else passed / len(outcomes)
+        status = max((outcome.status for outcome in outcomes), key=SEVERITY.index)
+        return {"score": score, "status": status, **counts}
+
+    def _run(self, sample: "_Sample", case: Stdio | Call | Check) -> "_Outcome":
+        done = list(sample.done)
+        if self._all_or_nothing and not all(outcome.passed for outcome in done):
+            return _Outcome(False)
+        if sum(outcome.status == "timeout" for outcome in done) >= self._max_timeouts:
+            return _Outcome(False, "timeout")
+        run = {Stdio: self._run_stdio, Call: self._run_call, Check: self._run_check}[type(case)]
+        try:
+            outcome = run(sample, case)  # type: ignore[operator]
+        except _Ended as ended:
+            outcome = _Outcome(False, ended.status)
+        except SandboxError as error:
+            outcome = _Outcome(False, error=str(error))
+        sample.done.append(outcome)
+        return outcome
+
+    def _sandbox(self, limits: Limits, stdin: str = "") -> Sandbox:
+        return Sandbox(
+            program=DRIVER,
+            stdin=stdin.encode("utf-8", "surrogatepass"),
+            limits=limits,
+            isolation=self._isolation,
+            packages=self._allow_packages,
+        )
+
+    def _limits_of(self, tests: Tests) -> Limits:
+        return replace(self._limits, memory_mb=tests.memory_mb or self._limits.memory_mb)
+
+    def _run_stdio(self, sample: "_Sample", case: Stdio) -> "_Outcome":
+        with self._sandbox(self._limits_of(sample.tests), case.stdin) as box:
+            box.send(_frame({"do": "main_program", "source": sample.code}))
+            result = box.wait()
+        status = _status(result)
+        right = status == "ok" and output_matches(result.stdout, case.expected, sample.tests.rel_tol)
+        return _Outcome(right, status)
+
+    def _run_call(self, sample: "_Sample", case: Call) -> "_Outcome":
+        with self._sandbox(self._limits_of(sample.tests)) as box:
+            box.send(_frame({"do": "candidate", "sources": sample.tests.sources(sample.code)}))
+            _value(_receive(box))
+            box.send(_frame(case.request))
+            reply = _value(_receive(box))
+        if "value" not in reply:
+            return _Outcome(False)
+        try:
+            right = any(value_matches(reply["value"], wanted, sample.tests.rel_tol) for wanted in case.accepted)
+        except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
+            return _Outcome(False, "crash")  # not what `encode` writes
+        return _Outcome(right)
+
+    def _run_check(self, sample: "_Sample", case: Check) -> "_Outcome":
+        limits = self._limits_of(sample.tests)
+        with self._sandbox(limits) as box, self._sandbox(limits) as test_box:
+            box.send(_frame({"do": "candidate", "sources": sample.tests.sources(sample.code)}))
+            _value(_receive(box))
+            test_box.send(_frame({"do": "check", "setup": case.setup, "names": case.names, "test": case.test}))
+            status = "ok"
+            while "call" in (message := json.loads(_receive(test_box, meanwhile=box))):
+                box.send(_frame({"encoded": json.dumps(message["call"])}))
+                reply = _receive(box)
+                try:
+                    _value(reply)
+                except _Ended as raised:  # the test may expect it
+                    status = raised.status
+                test_box.send(_frame({"reply": reply}))
+        if message["verdict"] == "broken":
+            return _Outcome(False, error=f"the test is broken: {message['detail']}")
+        return _Outcome(True) if message["verdict"] == "passed" else _Outcome(False, status)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What came of a case."""
+
+    passed: bool
+    status: str = "ok"
+    error: str = ""
+
+
+@dataclass
+class _Sample:
+    tests: Tests
+    code: str
+    futures: list["Future[_Outcome]"] = field(default_factory=list)
+    done: list[_Outcome] = field(default_factory=list)
+
+
+class _Ended(Exception):
+    """A case that ended early: its status."""
+
+    def __init__(self, status: str):
+        self.status = status
+
+
+def _frame(message: dict[str, Any]) -> bytes:
+    """A message to `code_driver.py`."""
+    data = marshal.dumps(message)
+    return len(data).to_bytes(4, "big") + data
+
+
+def _receive(box: Sandbox, meanwhile: Sandbox | None = None) -> bytes:
+    line = box.receive(meanwhile)
+    if line is None:
+        assert box.result is not None
+        status = _status(box.result)
+        raise _Ended("crash" if status == "ok" else status)  # exit code 0 without a result is no success
+    return line
+
+
+def _value(line: bytes) -> dict[str, Any]:
+    """A reply of the candidate's sandbox, which may be anything: {"value"} or {"not_plain"}; raises for {"raised"}."""
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        raise _Ended("crash") from None
+    if not isinstance(reply, dict) or "raised" in reply:
+        memory = isinstance(reply, dict) and reply["raised"] == "MemoryError"
+        raise _Ended("killed" if memory else "crash")
+    return reply
+
+
+def _status(result: Result) -> str:
+    if result.status != "exited":
+        return result.status
+    if result.returncode == 0:
+        return "ok"
+    last_line = result.stderr.rstrip().rpartition(b"\n")[2]
+    return "killed" if last_line.startswith(b"MemoryError") else "crash"
+
+
+def extract_code(response: str, completes: bool = False) -> str | None:
+    """The last closed Python block after any thinking, else the last closed block without a tag, else None.
+
+    Tags are python, py and python3 in any case; fences are three or more backticks or tildes. Thinking that does not
+    end leaves no answer, and a blank block is none. `completes`: where the task is to complete a given text, a response
+    without any fence is taken whole if it looks like code (it is indented, or defines something).
+    """
+    text = response.rpartition("</think>")[2]
+    if "<think>" in text:
+        return None
+    tagged: str | None = None
+    untagged: str | None = None
+    opened: _Fence | None = None
+    fences = 0
+    lines: list[str] = []
+    for line in text.split("\n"):
+        fence = _read_fence(line)
+        if fence and opened and fence.closes(opened):
+            block = "\n".join(lines)
+            if opened.tag in PYTHON_TAGS:
+                tagged = block
+            elif not opened.tag:
+                untagged = block
+            opened = None
+        elif fence and (opened is None or (fence.tag in PYTHON_TAGS and fence.marks == opened.marks)):
+            opened, lines = fence, []  # a second opening: the block before it was never closed
+            fences += 1
+        elif opened:
+            indent = len(line) - len(line.lstrip(" \t"))
+            lines.append(line[min(indent, opened.indent) :])
+    code = untagged if tagged is None else tagged
+    if completes and not fences and text.lstrip("\n").startswith(CODE_BEGINS):
+        code = text
+    return code if code and code.strip() else None
+
+
+@dataclass(frozen=True)
+class _Fence:
+    indent: int
+    marks: str
+    info: str
+
+    @property
+    def tag(self) -> str:
+        match = re.match(r"[\w+#-]+", self.info.lower().lstrip("{."))
+        return match[0] if match else self.info
+
+    def closes(self, opened: "_Fence") -> bool:
+        return not self.info and self.marks.startswith(opened.marks) and self.indent <= opened.indent + 3
+
+
+def _read_fence(line: str) -> _Fence | None:
+    """Reads a fence as CommonMark does, at any indentation."""
+    body = line.strip()
+    marks = body[: len(body) - len(body.lstrip(body[:1]))]
+    info = body[len(marks) :].strip()
+    if len(marks) < 3 or marks[0] not in "`~" or (marks[0] == "`" and "`" in info):
+        return None
+    return _Fence(len(line) - len(line.lstrip(" \t")), marks, info)
