@@ -12,7 +12,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.optim import Optimizer
 
 from raypipe.modeling import Policy
@@ -60,14 +65,20 @@ def load(folder: Path, policy: Policy, optimizer: Optimizer) -> int:
 
     Returns the iterations trained so far: 0, and nothing restored, where there is no checkpoint.
     """
-    found = steps(folder)
-    if not found:
+    trained = trained_iterations(folder)
+    if not trained:
         return 0
     model_state, optimizer_state = get_state_dict(policy, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state}
-    dcp.load(state, checkpoint_id=found[-1] / "state")
+    dcp.load(state, checkpoint_id=steps(folder)[-1] / "state")
     set_state_dict(policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    return json.loads((found[-1] / "progress.json").read_text())["iteration"]
+    return trained
+
+
+def trained_iterations(folder: Path) -> int:
+    """Iterations that the newest checkpoint in `folder` has behind it; 0 without one."""
+    found = steps(folder)
+    return json.loads((found[-1] / "progress.json").read_text())["iteration"] if found else 0
 
 
 def steps(folder: Path) -> list[Path]:

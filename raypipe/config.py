@@ -54,7 +54,9 @@ class DataConfig:
     train_batch_size: int = key(64, "prompts an iteration; each is sampled rollout.n times")
     max_prompt_length: int = key(1024, "longest prompt in tokens, after the chat template")
     overlong: str = key("drop", "prompts over max_prompt_length: drop (and count) | error")
-    columns: dict[str, str] = key({}, "where a file differs from the usual names, e.g. {prompt: question, ground_truth: answer}")
+    columns: dict[str, str] = key(
+        {}, "where a file differs from the usual names, e.g. {prompt: question, ground_truth: answer}"
+    )
     id_key: str = key("", "column that holds a unique prompt id; empty: file name and row number")
     require_ground_truth: bool = key(True, "refuse rows without a ground truth; false for graders that need none")
     shuffle: bool = key(True, "seeded new order in each epoch; false: file order")
@@ -65,7 +67,9 @@ class RolloutConfig:
     n: int = key(8, "samples of each prompt (the group)")
     max_response_length: int = key(1024, "longest response in tokens; longer ones end with finish_reason length")
     temperature: float = key(1.0, "sampling temperature, also applied to the learner's log-probs")
-    top_p: float = key(1.0, "nucleus sampling bound in (0, 1]; below 1 the learner's log-probs differ from the engine's")
+    top_p: float = key(
+        1.0, "nucleus sampling bound in (0, 1]; below 1 the learner's log-probs differ from the engine's"
+    )
     stop: list[str] = key([], "strings that end a response, kept in it")
     samples_per_block: int = key(1, "samples of one prompt that travel together, 1 to rollout.n: the streaming grain")
 
@@ -82,7 +86,9 @@ class EngineConfig:
     max_num_seqs: int = key(256, "requests that one engine runs at the same time")
     enforce_eager: bool = key(False, "no CUDA graphs (nor torch.compile): slower, starts faster")
     weight_transfer: str = key("auto", "how weights reach engines: auto | nccl (GPU) | object_store (any device)")
-    max_mismatch_kl: float = key(0.05, "alarm when the learner and the engines disagree: KL of their log-probs per token, nats")
+    max_mismatch_kl: float = key(
+        0.05, "alarm when the learner and the engines disagree: KL of their log-probs per token, nats"
+    )
 
 
 @dataclass(frozen=True)
@@ -159,6 +165,7 @@ class LogConfig:
     timelines: list[int] = key([1, 2], "iterations whose timeline is drawn, besides the last")
     samples: int = key(4, "best and worst samples that are saved each iteration")
     quiet: bool = key(False, "no progress inside an iteration")
+    dashboard: bool = key(True, "start Ray's dashboard on this machine, at 127.0.0.1")
 
 
 @dataclass(frozen=True)
@@ -306,7 +313,9 @@ def _check_across(config: Config) -> None:
     if not data.train_files:
         raise ValueError("data.train_files is required and empty; name at least one parquet or JSONL file")
     if not config.grade.graders:
-        raise ValueError("grade.graders is required and empty; add one, e.g. grade.graders: [{path: graders.math:MathGrader}]")
+        raise ValueError(
+            "grade.graders is required and empty; add one, e.g. grade.graders: [{path: graders.math:MathGrader}]"
+        )
     if rollout.n < 2 and algorithm.adv_estimator in GROUP_ESTIMATORS:
         raise ValueError(
             f"rollout.n={rollout.n} with algorithm.adv_estimator={algorithm.adv_estimator}: a group of one has no baseline "
@@ -334,7 +343,9 @@ def _check_across(config: Config) -> None:
             raise ValueError(f"grade.graders: two graders are called {name!r}; give each a name of its own (name: ...)")
     grader_actors(config)
     if config.run.name != Path(config.run.name).name or config.run.name.startswith("."):
-        raise ValueError(f"run.name={config.run.name!r} must be a plain folder name; use run.dir for the folder above it")
+        raise ValueError(
+            f"run.name={config.run.name!r} must be a plain folder name; use run.dir for the folder above it"
+        )
 
 
 def grader_name(grader: GraderConfig) -> str:
@@ -363,9 +374,7 @@ def _resolve_paths(config: Config, base: Path) -> Config:
         train_files=[resolve_path(name, base) for name in config.data.train_files],
         val_files=[resolve_path(name, base) for name in config.data.val_files],
     )
-    graders = [
-        dataclasses.replace(grader, path=_resolve_grader(grader.path, base)) for grader in config.grade.graders
-    ]
+    graders = [dataclasses.replace(grader, path=_resolve_grader(grader.path, base)) for grader in config.grade.graders]
     model = dataclasses.replace(config.model, path=resolve_path(config.model.path, base))
     grade = dataclasses.replace(config.grade, graders=graders)
     run = dataclasses.replace(config.run, dir=str(Path(config.run.dir).expanduser().resolve()))
@@ -392,7 +401,9 @@ def _read_yaml(path: Path) -> Any:
     except OSError as error:
         raise ValueError(f"{path}: the top level must be a mapping of sections (model:, data:, ...): {error}") from None
     if not OmegaConf.is_dict(loaded):
-        raise ValueError(f"{path}: the top level must be a mapping of sections (model:, data:, ...), not a list or text")
+        raise ValueError(
+            f"{path}: the top level must be a mapping of sections (model:, data:, ...), not a list or text"
+        )
     return loaded
 
 
@@ -419,12 +430,16 @@ def _refuse_unknown_keys(node: Any, cls: type, prefix: str, path: Path) -> None:
         value = node._get_node(name)
         if dataclasses.is_dataclass(kind):
             if not OmegaConf.is_dict(value) or value._is_none():
-                raise ValueError(f"{path}: {full} must be a mapping of its keys, {', '.join(_names(kind))}; got {value}")
+                raise ValueError(
+                    f"{path}: {full} must be a mapping of its keys, {', '.join(_names(kind))}; got {value}"
+                )
             _refuse_unknown_keys(value, kind, f"{full}.", path)
         elif full == "grade.graders" and OmegaConf.is_list(value):
             for i, entry in enumerate(value):
                 if not OmegaConf.is_dict(entry):
-                    raise ValueError(f"{path}: {full}.{i} must be a mapping such as {{path: module:Name}}; got {entry!r}")
+                    raise ValueError(
+                        f"{path}: {full}.{i} must be a mapping such as {{path: module:Name}}; got {entry!r}"
+                    )
                 _refuse_unknown_keys(entry, GraderConfig, f"{full}.{i}.", path)
 
 

@@ -1,14 +1,16 @@
 """The learner: one Ray Train rank that turns graded rows into optimizer steps and new weights for the engines.
 
 In: its split of each iteration's rows. Out: policy updates, weights of version k+1 at the engines, and a record of what
-happened for the driver. Ranks exchange only (group, score, length) of every sample, so each computes the same
-advantages and the same denominators; every rank runs the same number of micro-batches, a rank with less to do runs
-some of weight zero, so the collectives of FSDP always match.
+happened for the driver. Gradients of micro-batches and ranks are summed, with the denominator of the whole mini-batch
+in the loss, so the result does not depend on how rows were split. Every rank runs the same number of micro-batches; one
+with less to do runs some of weight zero, so that the collectives of FSDP always match.
 
-Shapes: B samples, T response tokens, L tokens of prompt and response, N response tokens of a micro-batch.
+Shapes: B samples, T response tokens, N response tokens of a micro-batch.
 """
 
+import math
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,47 +20,51 @@ import ray.train
 import ray.train.torch
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
-from raypipe import advantages, checkpoint, losses
-from raypipe.batching import micro_batches, pad_batch
+from raypipe import checkpoint, losses
+from raypipe.batching import micro_batches, pack_batch, pad_batch, pad_tokens, padded_micro_batches
 from raypipe.config import Config
 from raypipe.feed import Feed
-from raypipe.modeling import Policy, learning_rate, load_policy, shard
+from raypipe.modeling import compute_dtype, learning_rate, load_policy, shard
+from raypipe.targets import Rows, assign_advantages
 from raypipe.weights import WeightPublisher
-
-Rows = list[dict[str, Any]]
 
 
 def learn(job: dict[str, Any]) -> None:
-    """The training function of every rank; `job` holds config, server (PlanServer), engines (names) and folder."""
+    """The training function of every rank.
+
+    Args:
+        job: config, folder (of the run), attempt, and the actor handles server (PlanServer) and engines.
+    """
     config: Config = job["config"]
-    context = ray.train.get_context()
-    device = ray.train.torch.get_device()
-    learner = Learner(config, device)
+    rank = ray.train.get_context().get_world_rank()
+    learner = Learner(config, ray.train.torch.get_device())
     checkpoints = Path(job["folder"]) / "checkpoints"
     start = checkpoint.load(checkpoints, learner.policy, learner.optimizer)
-    publisher = WeightPublisher([ray.get_actor(name) for name in job["engines"]])
+    engines = job["engines"]
+    publisher = WeightPublisher()
     if start:
-        publisher.publish(learner.policy.model, start)
-    feed = Feed(job["server"], context.get_world_rank(), attempt=job["attempt"], last=config.run.iterations)
+        publisher.publish(learner.policy.model, start, engines)
+    feed = Feed(job["server"], rank, attempt=job["attempt"], last=config.run.iterations)
     for iteration in range(start, config.run.iterations):
-        spans = Spans()
+        spans = Spans(rank)
         with spans("wait for rows"):
             rows = [row for block in feed.rows(iteration) for row in block]
         with spans("train"):
             record = learner.iterate(iteration, rows)
         with spans("update weights"):
-            publisher.publish(learner.policy.model, iteration + 1)
+            publisher.publish(learner.policy.model, iteration + 1, engines)
         if is_checkpoint(config, iteration + 1):
             with spans("checkpoint"):
                 checkpoint.save(
                     checkpoints, iteration + 1, learner.policy, learner.optimizer, config.model.path,
                     config.checkpoint.keep_last,
                 )  # fmt: skip
-        job["server"].report.remote(iteration, context.get_world_rank(), {**record, "spans": spans.spans})
-    last = [row for block in feed.rows(config.run.iterations) for row in block]
-    report = job["server"].report.remote(config.run.iterations, context.get_world_rank(), {"rows": last, "spans": []})
-    ray.get(report)
+        job["server"].report.remote(iteration, rank, {**record, "spans": spans.spans})
+    # The last plan holds no more than held-out prompts, sampled with the final weights.
+    rows = [row for block in feed.rows(config.run.iterations) for row in block]
+    ray.get(job["server"].report.remote(config.run.iterations, rank, {"rows": rows, "metrics": {}, "spans": []}))
 
 
 def is_checkpoint(config: Config, trained: int) -> bool:
@@ -67,16 +73,17 @@ def is_checkpoint(config: Config, trained: int) -> bool:
 
 
 class Spans:
-    """Collects what the learner did when: `with spans("train"): ...`."""
+    """Collects what a rank did when: `with spans("train"): ...`."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self.lane = f"learner-{rank}"
         self.spans: list[dict[str, Any]] = []
 
     @contextmanager
-    def __call__(self, name: str):
+    def __call__(self, name: str) -> Iterator[None]:
         start = time.time()
         yield
-        self.spans.append({"lane": "learner", "name": name, "start": start, "end": time.time()})
+        self.spans.append({"lane": self.lane, "name": name, "start": start, "end": time.time()})
 
 
 class Learner:
@@ -86,93 +93,111 @@ class Learner:
     """
 
     def __init__(self, config: Config, device: torch.device):
-        self.config, self.device = config, device
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.control = dist.new_group(backend="gloo")  # for small Python objects, also beside NCCL
+        self.config = config
+        self.world = dist.get_world_size()
+        # For small Python objects, also beside NCCL.
+        self.control = dist.new_group(backend="gloo") if self.world > 1 else None
         torch.manual_seed(config.run.seed)
         if device.type == "cpu":
             torch.set_num_threads(config.train.threads or max(1, int(config.train.cpus_per_rank)))
-        dtype = compute_dtype(config, device)
-        policy = load_policy(config.model.path, config.model.attention, config.model.activation_checkpointing)
-        self.policy: Policy = shard(policy, device, self.world, dtype)
-        train = config.train
+        model, train = config.model, config.train
+        policy = load_policy(model.path, model.attention, model.activation_checkpointing)
+        self.policy = shard(policy, device, self.world, compute_dtype(model.dtype, device))
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(), lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay
+        )
+        # Variable-length attention reads packed samples without padding; the others would compute the whole square of
+        # a packed row, so they get samples of like length side by side.
+        self.packed = model.attention == "flash_attention_2"
+        self.split = micro_batches if self.packed else padded_micro_batches
+        self.lay_out = (
+            (lambda rows: pack_batch(rows, device)) if self.packed else (lambda rows: pad_batch(rows, 0, device))
         )
 
     def iterate(self, iteration: int, rows: Rows) -> dict[str, Any]:
         """Trains on an iteration's rows: epochs x mini-batches optimizer steps.
 
-        Returns the record for the driver: `rows` (this rank's, each with its advantage), `metrics` (means over all
-        ranks), both without token ids.
+        Returns the record for the driver: this rank's `rows` with their `advantage` (the mean over tokens), and
+        `metrics` (means over all ranks).
         """
-        rows = sorted(rows, key=lambda row: row["sample_id"])  # arrival order must not matter
-        advantage = self.exchange_advantages(rows)
-        for row in rows:
-            row["advantage"] = advantage.get(row["sample_id"], 0.0)
-        usable = [row for row in rows if row["sample_id"] in advantage]
         train = self.config.train
-        parts: list[losses.Metrics] = []
+        rows = sorted(rows, key=lambda row: row["sample_id"])  # the order of arrival must not matter
+        usable = assign_advantages(rows, self.config, self.gather)
         lr = learning_rate(iteration, self.config.run.iterations, train.lr, train.lr_warmup, train.lr_schedule)
-        norms, skipped = [], 0
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        parts, norms = [], []
+        self.largest_gap = 0.0
         for epoch in range(train.epochs):
             for mini in range(train.mini_batches):
                 chosen = [row for row in usable if self.mini_batch(row["group_id"]) == mini]
-                metrics, norm = self.step(chosen, lr, first=epoch == mini == 0)
+                metrics, norm = self.step(chosen, untouched=epoch == mini == 0)
                 parts.append(metrics)
                 norms.append(norm)
-                skipped += not torch.isfinite(torch.tensor(norm))
-        metrics = self.reduce(losses.add_metrics(parts))
-        metrics |= {"grad_norm": sum(norms) / len(norms), "lr": lr, "train/skipped_steps": float(skipped)}
+        for row in rows:
+            row["advantage"] = float(row.pop("advantages").mean()) if "advantages" in row else None
+        metrics = losses.mean_metrics(losses.add_metrics(self.gather(losses.add_metrics(parts))))
+        finite = [norm for norm in norms if math.isfinite(norm)]
+        metrics["mismatch/max"] = max(self.gather(self.largest_gap))
+        metrics |= {"lr": lr, "train/skipped_steps": len(norms) - len(finite)}
+        if finite:
+            metrics["grad_norm"] = sum(finite) / len(finite)
         return {"rows": rows, "metrics": metrics}
 
     def mini_batch(self, group_id: int) -> int:
         """Which of the iteration's mini-batches a prompt belongs to: by its number, so the same on every rank."""
         return group_id * self.config.train.mini_batches // self.config.data.train_batch_size
 
-    def exchange_advantages(self, rows: Rows) -> dict[str, float]:
-        """Advantages by sample id of every usable sample of the iteration, computed alike on every rank."""
-        mine = [
-            (row["sample_id"], row["group_id"], row["score"], row["grade_status"] == "ok" and len(row["response_ids"]) > 0)
-            for row in rows
-            if row["purpose"] == "train"
-        ]
-        everyone = sorted(sample for part in self.gather(mine) for sample in part)
-        if not everyone:
-            return {}
-        ids, groups, scores, valid = zip(*everyone, strict=True)
-        estimate = advantages.ESTIMATORS[self.config.algorithm.adv_estimator]
-        values_B = estimate(
-            torch.tensor(scores, dtype=torch.float64), torch.tensor(groups), torch.tensor(valid, dtype=torch.bool)
-        )
-        return {name: value for name, value, ok in zip(ids, values_B.tolist(), valid, strict=True) if ok}
+    def step(self, rows: Rows, untouched: bool) -> tuple[losses.Metrics, float]:
+        """One optimizer step over this rank's part of a mini-batch; returns summed metrics and the gradient's norm.
 
-    def step(self, rows: Rows, lr: float, first: bool) -> tuple[losses.Metrics, float]:
-        """One optimizer step on this rank's part of a mini-batch; returns summed metrics and the gradient's norm."""
-        config = self.config
+        A gradient that is not finite is not applied. `untouched`: the weights are still those that engines sampled with.
+        """
         lengths = [len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows]
-        batches = micro_batches(lengths, config.train.micro_batch_tokens)
-        mode = config.algorithm.loss_agg
-        own = sum(len(row["response_ids"]) if mode == "token_mean" else 1 for row in rows)
-        counts = self.gather((own, len(batches)))
-        denominator = sum(own for own, _ in counts)
-        parts = []
-        for i in range(max(batches for _, batches in counts)):
-            parts.append(self.micro_step([rows[j] for j in batches[i]] if i < len(batches) else [], denominator, first))
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), config.train.grad_clip or float("inf"))
-        norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-        if torch.isfinite(torch.tensor(norm)):
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+        batches = self.split(lengths, self.config.train.micro_batch_tokens)
+        by_tokens = self.config.algorithm.loss_agg == "token_mean"
+        own = sum(len(row["response_ids"]) for row in rows) if by_tokens else len(rows)
+        owns, counts = zip(*self.gather((own, len(batches))), strict=True)
+        parts: list[losses.Metrics] = []
+        for i in range(max(counts)):
+            micro = [rows[j] for j in batches[i]] if i < len(batches) else []
+            parts.append(self.micro_step(micro, sum(owns), untouched))
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.train.grad_clip or math.inf)
+        norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if math.isfinite(norm) and any(owns):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return losses.add_metrics(parts), norm
 
-    def micro_step(self, rows: Rows, denominator: float, first: bool) -> losses.Metrics:
-        """Forward and backward of one micro-batch; without rows, a forward and backward of weight zero."""
-        config = self.config
-        batch = pad_batch(rows or [{"prompt_ids": [0], "response_ids": [0]}], 0, self.device)
-        raise SystemExit(batch, denominator, first, config)
+    def micro_step(self, rows: Rows, denominator: int, untouched: bool) -> losses.Metrics:
+        """Forward and backward of one micro-batch; without rows one of weight 0, to keep ranks in step."""
+        algorithm, rollout = self.config.algorithm, self.config.rollout
+        batch = self.lay_out([(row["prompt_ids"], row["response_ids"]) for row in rows] or [([0], [0])])
+        mask_BT = batch.response_mask_BT if rows else torch.zeros_like(batch.response_mask_BT)
+        logprobs_N, entropy_N = self.policy(batch, self.packed, rollout.temperature)
+        logprobs_BT = batch.unpack(logprobs_N)
+        weights_BT = losses.token_weights(mask_BT, algorithm.loss_agg, denominator, rollout.max_response_length)
+        if not rows:
+            losses.weighted_sum(logprobs_BT, weights_BT).backward()
+            return {}
+        engine_BT = pad_tokens([row["engine_logprobs"] for row in rows], batch)
+        advantages_BT = pad_tokens([row["advantages"] for row in rows], batch)
+        loss, metrics = losses.ppo_clip(
+            logprobs_BT, engine_BT, advantages_BT, mask_BT, weights_BT,
+            clip_low=algorithm.clip_low, clip_high=algorithm.clip_high,
+        )  # fmt: skip
+        loss.backward()
+        found = {f"policy/{name}": pair for name, pair in metrics.items()}
+        found["policy/kl"] = found.pop("policy/approx_kl")
+        found["policy/entropy"] = losses.tally(batch.unpack(entropy_N), mask_BT)
+        if untouched:
+            gap_BT = losses.log_ratio(engine_BT, logprobs_BT.detach(), mask_BT)
+            self.largest_gap = max(self.largest_gap, float(gap_BT.abs().max()))
+            found |= {
+                "mismatch/mean": losses.tally(gap_BT.abs(), mask_BT),
+                "mismatch/kl": losses.tally(losses.k3(gap_BT), mask_BT),  # of KL(engine || learner), per token
+            }
+        return {name: pair.cpu() for name, pair in found.items()}
 
     def gather(self, value: Any) -> list[Any]:
         """`value` of every rank, in rank order."""
@@ -181,15 +206,3 @@ class Learner:
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value, group=self.control)
         return values
-
-    def reduce(self, metrics: losses.Metrics) -> dict[str, float]:
-        """Means of [sum, count] metrics over all ranks."""
-        return losses.mean_metrics(
-            losses.add_metrics(self.gather({name: pair.cpu() for name, pair in metrics.items()}))
-        )
-
-
-def compute_dtype(config: Config, device: torch.device) -> torch.dtype:
-    if config.model.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return getattr(torch, config.model.dtype)

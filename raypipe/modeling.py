@@ -4,7 +4,7 @@ In: a model folder, token ids. Out: float32 log-probs and entropies of the respo
 log-softmax run over chunks of positions inside `forward`, so that a vocabulary of 150k never meets a whole batch, and
 so that FSDP's hooks see one forward per micro-batch.
 
-Shapes: B samples, L tokens of prompt and response, N selected positions, H hidden, V vocabulary.
+Shapes: N response tokens, H hidden, V vocabulary; R rows of L tokens as in `batching.py`.
 """
 
 import math
@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from raypipe.batching import Batch
 
 # Logits that exist at the same time, in elements: 256 MiB in float32.
 MAX_LOGITS = 2**26
@@ -30,21 +32,21 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, input_ids_BL: Tensor, attention_mask_BL: Tensor, position_ids_BL: Tensor, select_N: Tensor,
-        targets_N: Tensor, temperature: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Log-probs of `targets_N` and the entropies of the distributions they were drawn from, both float32 [N].
+    def forward(self, batch: Batch, packed: bool, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs of `batch.targets_N` and the entropies of the distributions they were drawn from, float32 [N].
 
         Args:
-            select_N: positions in the flattened [B * L] whose hidden state predicts the target, i.e. the token before.
-            targets_N: token ids.
+            packed: the batch is from `pack_batch`; transformers then finds the samples by their position ids.
             temperature: divides the logits, as the engine's sampling did.
         """
-        hidden_BLH = self.model.base_model(
-            input_ids=input_ids_BL, attention_mask=attention_mask_BL, position_ids=position_ids_BL, use_cache=False
+        hidden_RLH = self.model.base_model(
+            input_ids=batch.input_ids_RL,
+            attention_mask=None if packed else batch.attention_mask_RL,
+            position_ids=batch.position_ids_RL,
+            use_cache=False,
         ).last_hidden_state
-        hidden_NH = hidden_BLH.flatten(0, 1)[select_N]
+        targets_N = batch.targets_N
+        hidden_NH = batch.select(hidden_RLH)
         step = max(1, MAX_LOGITS // self.model.config.get_text_config().vocab_size)
         if len(hidden_NH) <= step:
             return self._head(hidden_NH, targets_N, temperature)
@@ -57,10 +59,10 @@ class Policy(nn.Module):
 
     def _head(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         logits_NV = self._scaled(self.model.get_output_embeddings()(hidden_NH).float()) / temperature
-        logprobs_NV = logits_NV.log_softmax(-1)
+        total_N = logits_NV.logsumexp(-1)
         with torch.no_grad():
-            entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-        return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
+            entropy_N = total_N - (logits_NV.softmax(-1) * logits_NV).sum(-1)
+        return logits_NV.gather(1, targets_N[:, None])[:, 0] - total_N, entropy_N
 
     def _scaled(self, logits_NV: Tensor) -> Tensor:
         """What some families do to logits after the head: Gemma caps, Cohere multiplies, Granite divides."""
@@ -99,10 +101,16 @@ def shard(policy: Policy, device: torch.device, world: int, compute_dtype: torch
     units = [module for module in policy.modules() if type(module).__name__ in layer_names]
     for module in [*units, policy]:
         fully_shard(module, mesh=mesh, mp_policy=precision)
-    policy.set_gradient_divide_factor(1.0)
-    for module in units:
         module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)  # gloo knows no sum with a factor
     return policy.to(device)
+
+
+def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype of forward and backward: `auto` is bfloat16 on GPU and float32 on CPU."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return getattr(torch, name)
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int, schedule: str) -> float:

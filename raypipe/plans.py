@@ -56,7 +56,8 @@ class PlanServer:
             return self.plans[key].iterators[rank]
 
     def _make(self, iteration: int, attempt: int) -> Plan:
-        name = f"{self.config.run.name}/{iteration:06d}" + (f"/{attempt}" if attempt else "")
+        # Not run/iteration: Ray makes the name part of a log file's path.
+        name = f"{self.config.run.name}.{iteration:06d}" + (f".{attempt}" if attempt else "")
         blocks = iteration_blocks(self.config, iteration, self.order, self.train, self.heldout)
         plan = build_plan(name, blocks, self.workers)
         return Plan(name, plan.streaming_split(self.config.train.ranks, equal=False, locality_hints=None))
@@ -84,6 +85,12 @@ class PlanServer:
             ):
                 return None
             return [record for _, record in sorted(self.reports.pop(iteration), key=lambda pair: pair[0])]
+
+
+def iteration_size(config: Config, iteration: int, heldout: int) -> int:
+    """Samples of an iteration, of all purposes."""
+    train = config.data.train_batch_size * config.rollout.n if iteration < config.run.iterations else 0
+    return train + heldout * is_eval(config, iteration, heldout)
 
 
 def is_eval(config: Config, iteration: int, heldout: int) -> bool:

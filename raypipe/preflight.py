@@ -34,6 +34,10 @@ class Inputs:
     lacks: list[str]
 
     @property
+    def heldout_count(self) -> int:
+        return len(self.heldout.prompts) if self.heldout else 0
+
+    @property
     def fits(self) -> bool:
         return not self.lacks
 
@@ -68,10 +72,12 @@ def preflight(config: Config) -> Inputs:
     check_model_folder(config.model.path)
     for name in config.data.train_files + config.data.val_files:
         if not Path(name).is_file():
-            raise ValueError(f"data.train_files or data.val_files: {name} does not exist; paths are relative to the config file")
+            raise ValueError(
+                f"data.train_files or data.val_files: {name} does not exist; paths are relative to the config file"
+            )
     tokenizer = load_tokenizer(config.model.path)
-    train = load_prompts(config.data.train_files, config.data, tokenizer)
-    heldout = load_prompts(config.data.val_files, config.data, tokenizer) if config.data.val_files else None
+    train = load_prompts(config.data.train_files, config.data, tokenizer, "")
+    heldout = load_prompts(config.data.val_files, config.data, tokenizer, "") if config.data.val_files else None
     machine = resources.find_machine()
     asked = resources.demands(config, machine)
     return Inputs(train, heldout, machine, asked, resources.missing(asked, machine))

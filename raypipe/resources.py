@@ -49,7 +49,12 @@ def demands(config: Config, machine: Machine) -> list[Demand]:
     rank_gpus = 1.0 if machine.gpus else 0.0
     return [
         Demand("engine", engine.count, engine.num_cpus, engine_gpus if engine.num_gpus < 0 else engine.num_gpus),
-        Demand("learner rank", train.ranks, train.cpus_per_rank, rank_gpus if train.gpus_per_rank < 0 else train.gpus_per_rank),
+        Demand(
+            "learner rank",
+            train.ranks,
+            train.cpus_per_rank,
+            rank_gpus if train.gpus_per_rank < 0 else train.gpus_per_rank,
+        ),
         Demand("grader host", grader_actors(config)[0], grade.processes, 0.0),
         # Stage actors, the plan server, the grade dispatcher and Ray's own controllers ask for no CPU.
     ]

@@ -6,12 +6,20 @@ iteration as its record arrives. Heavy imports wait until the arguments are know
 """
 
 import argparse
+import dataclasses
+import json
 import sys
-import threading
-import time
-from typing import Any
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from raypipe.config import Config, help_text, load_config
+
+if TYPE_CHECKING:
+    from raypipe.console import Console
+    from raypipe.preflight import Inputs
+    from raypipe.run_folder import RunFolder
+    from raypipe.runtime import Runtime
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,8 +48,105 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def run(config: Config, inputs: Any) -> None:
-    """Trains `config.run.iterations` iterations. `inputs` is what `preflight` found (prompts)."""
+def run(config: Config, inputs: "Inputs") -> Path:
+    """Trains `config.run.iterations` iterations and returns the run's folder. `inputs` is what `preflight` found."""
+    import ray
+
+    from raypipe.checkpoint import trained_iterations
+    from raypipe.console import Console
+    from raypipe.plans import iteration_size
+    from raypipe.run_folder import open_run
+    from raypipe.runtime import Runtime, start_ray
+
+    folder = open_run(config, dataclasses.asdict(config))
+    first = trained_iterations(folder.checkpoints)
+    folder.resume_at(first)
+    console = Console(config.run.iterations, config.log.quiet)
+    start_ray(config, inputs.demands)
+    try:
+        with Runtime(config, inputs) as runtime:
+            runtime.start_learner(folder.path)
+            end = 0.0
+            for iteration in range(first, config.run.iterations + 1):
+                records = follow(runtime, console, iteration, iteration_size(config, iteration, inputs.heldout_count))
+                end = write_down(config, folder, console, iteration, records, end)
+            runtime.finish()
+        console.summary([f"run folder: {folder.path}"])
+    finally:
+        console.close()
+        ray.shutdown()
+    return folder.path
+
+
+def follow(runtime: "Runtime", console: "Console", iteration: int, samples: int) -> list[dict[str, Any]]:
+    """Shows the progress of an iteration until all ranks have reported it; returns their records."""
+    console.start_iteration(iteration, samples)
+    before = runtime.counts()
+
+    def progress(counts: dict[str, int]) -> None:
+        for stage, count in counts.items():
+            console.progress(stage, min(samples, count - before.get(stage, 0)))
+
+    return runtime.wait_for(iteration, progress)
+
+
+def write_down(
+    config: Config, folder: "RunFolder", console: "Console", iteration: int, records: list[dict[str, Any]], begin: float
+) -> float:
+    """Writes an iteration's metrics, samples and timeline; returns when it ended, in seconds since the epoch.
+
+    An iteration lasts from the end of the one before (`begin`) to the end of its weight update, so that their wall
+    times add up to the run's.
+    """
+    from raypipe.metrics import iteration_metrics
+    from raypipe.samples import write_samples
+    from raypipe.spans import collect
+    from raypipe.timeline import summarize
+    from raypipe.timeline_plot import draw
+    from raypipe.timeline_trace import write_trace
+
+    rows = [row for record in records for row in record["rows"]]
+    spans = [span for record in records for span in record["spans"]]
+    if not rows:
+        return begin
+    found = collect(rows, spans)
+    end = max(span.end for span in found)
+    summary = summarize(rows, spans, (begin or found[0].start, end))
+    metrics = iteration_metrics(iteration, rows, records[0]["metrics"], iteration, summary)
+    folder.append_metrics(metrics)
+    write_samples(folder.samples(iteration), rows, config.log.samples)
+    console.end_iteration(metrics)
+    if iteration in config.log.timelines or iteration == config.run.iterations - 1:
+        draw(folder.timeline(iteration, ".png"), found, summary, f"{config.run.name}, iteration {iteration}")
+        write_trace(folder.timeline(iteration, ".json"), found)
+        console.note(summary.advice)
+    if metrics.get("mismatch/kl", 0.0) > config.engine.max_mismatch_kl:
+        console.warn(
+            f"iteration {iteration}: learner and engines disagree, mismatch/kl={metrics['mismatch/kl']:.3g} nats a token is "
+            f"over engine.max_mismatch_kl={config.engine.max_mismatch_kl:g}; an engine may hold stale weights, or compute "
+            "in another dtype than the learner"
+        )
+    stop_if_grading_fails(config, iteration, rows)
+    return end
+
+
+def stop_if_grading_fails(config: Config, iteration: int, rows: list[dict[str, Any]]) -> None:
+    """Raises ValueError when more than grade.max_failed_fraction of an iteration's samples failed in grading."""
+    generated = [row for row in rows if row["finish_reason"] != "failed"]
+    failed = [row for row in generated if row["grade_status"] in ("error", "timeout", "crash")]
+    if len(failed) <= config.grade.max_failed_fraction * len(generated):
+        return
+    errors = Counter(
+        f"{entry['grader']}: {entry['status']}: {entry['error']}"
+        for row in failed
+        for entry in json.loads(row["grades"])
+        if entry["status"] in ("error", "timeout", "crash")
+    )
+    commonest = f" The commonest error: {errors.most_common(1)[0][0]}" if errors else ""
+    raise ValueError(
+        f"iteration {iteration}: grading failed for {len(failed)} of {len(generated)} samples, over "
+        f"grade.max_failed_fraction={config.grade.max_failed_fraction:g}; a grader seems to be broken.{commonest}"
+    )
 
 
 if __name__ == "__main__":

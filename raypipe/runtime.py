@@ -1,0 +1,165 @@
+"""What lives as long as a run: Ray, the engines, the grade dispatcher, the plan server and the learner group.
+
+In: a checked config and its prompts. Out: each iteration's record, as the learner reports it. Everything heavy is
+started once, in parallel, and ended together; plans come and go in between.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+from raypipe.config import Config, grader_actors
+from raypipe.engines.vllm import start_engines
+from raypipe.grading.dispatcher import start_dispatcher
+from raypipe.learner import learn
+from raypipe.pipeline import Workers
+from raypipe.plans import PlanServer
+from raypipe.preflight import Inputs
+from raypipe.resources import Demand
+
+POLL_S = 0.5
+
+
+def start_ray(config: Config, asked: list[Demand]) -> None:
+    """Connects to the cluster of `RAY_ADDRESS`, or starts Ray on this machine, bound to loopback.
+
+    Here CPUs are a count that Ray schedules by, not a fence, so as many are declared as the run asks for.
+    """
+    local: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):
+        cpus = sum(demand.count * demand.cpus for demand in asked)
+        local = {"num_cpus": max(len(os.sched_getaffinity(0)), int(cpus + 0.999)), "dashboard_host": "127.0.0.1",
+                 "include_dashboard": config.log.dashboard}  # fmt: skip
+    # The package and its graders may be known by the current folder alone, as in a fresh checkout.
+    environment = {
+        "env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
+    }
+    ray.init(
+        ignore_reinit_error=True, namespace=f"raypipe/{config.run.name}", runtime_env=environment,
+        logging_level=logging.ERROR, log_to_driver=not config.log.quiet, **local,
+    )  # fmt: skip
+
+
+class Runtime:
+    """The resident actors of a run, as a context manager that leaves nothing running.
+
+    Args:
+        config: the run's configuration.
+        inputs: prompts and the resource plan from `preflight`.
+    """
+
+    def __init__(self, config: Config, inputs: Inputs):
+        self.config, self.inputs = config, inputs
+        self.failure: BaseException | None = None
+        self.learner: threading.Thread | None = None
+
+    def __enter__(self) -> "Runtime":
+        config, inputs = self.config, self.inputs
+        asked = {demand.actor: demand for demand in inputs.demands}
+        self.engines = start_engines(config, config.run.name)
+        self.dispatcher = start_dispatcher(
+            config.grade, grader_actors(config), config.run.name, asked["grader host"].cpus
+        )
+        length = config.rollout.max_response_length
+        sampling = {"max_tokens": length, "stop": config.rollout.stop}
+        self.workers = Workers(
+            engines=[f"{config.run.name}/engine-{i}" for i in range(config.engine.count)],
+            dispatcher=f"{config.run.name}/grade-dispatcher",
+            grade_actors=grader_actors(config),
+            sampling={
+                "train": {**sampling, "temperature": config.rollout.temperature, "top_p": config.rollout.top_p},
+                "heldout": {**sampling, "temperature": config.eval.temperature, "top_p": 1.0},
+            },
+        )
+        heldout = inputs.heldout.prompts if inputs.heldout else []
+        self.server = (
+            ray.remote(PlanServer)
+            .options(name=f"{config.run.name}/plans", num_cpus=0, max_concurrency=4 * config.train.ranks + 8)
+            .remote(config, inputs.train.prompts, heldout, self.workers)
+        )
+        try:
+            # A grader whose constructor fails ends the run here, before any weight is loaded.
+            ray.get(self.dispatcher.start.remote())
+        except ray.exceptions.RayTaskError as error:
+            self.__exit__()
+            raise error.cause if isinstance(error.cause, ValueError) else error from None
+        return self
+
+    def start_learner(self, folder: Path) -> None:
+        """Starts the learner group, which trains until the last iteration, beside this thread."""
+        train = self.config.train
+        rank = next(demand for demand in self.inputs.demands if demand.actor == "learner rank")
+        resources = {"CPU": rank.cpus, **({"GPU": rank.gpus} if rank.gpus else {})}
+        trainer = TorchTrainer(
+            learn,
+            train_loop_config={
+                "config": self.config,
+                "folder": str(folder),
+                "attempt": 0,
+                "server": self.server,
+                "engines": self.engines,
+            },  # fmt: skip
+            scaling_config=ScalingConfig(
+                num_workers=train.ranks, use_gpu=rank.gpus > 0, resources_per_worker=resources
+            ),
+            run_config=RunConfig(
+                name=self.config.run.name, storage_path=str(folder / "ray_train"), failure_config=FailureConfig(0)
+            ),
+        )
+        self.learner = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="learner")
+        self.learner.start()
+
+    def _fit(self, trainer: TorchTrainer) -> None:
+        try:
+            trainer.fit()
+        except BaseException as error:  # raised in the driver's thread by `wait_for`
+            self.failure = error
+
+    def wait_for(self, iteration: int, progress: Callable[[dict[str, int]], None]) -> list[dict[str, Any]]:
+        """The records of all ranks of an iteration; calls `progress` now and then with what is done so far.
+
+        Raises what ended the learner, if it ended.
+        """
+        assert self.learner is not None
+        while True:
+            ended = not self.learner.is_alive()
+            records = ray.get(self.server.take_reports.remote(iteration, 0.0 if ended else POLL_S))
+            if records is not None:
+                self.dispatcher.forget.remote(iteration)
+                return records
+            if ended:
+                raise RuntimeError(f"the learner ended in iteration {iteration}") from self.failure
+            progress(self.counts())
+
+    def counts(self) -> dict[str, int]:
+        """Samples generated (those that reached grading) and graded since the start of the run, of all purposes."""
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            stats = ray.get(self.dispatcher.stats.remote(), timeout=5)
+            return {"generated": stats["queued"] + stats["running"] + stats["graded"], "graded": stats["graded"]}
+        return {}
+
+    def finish(self) -> None:
+        """Waits until the learner has ended by itself, after the last iteration."""
+        assert self.learner is not None
+        self.learner.join()
+        if self.failure:
+            raise RuntimeError("the learner failed after the last iteration") from self.failure
+
+    def __exit__(self, *_: object) -> None:
+        closing = [actor.close.remote() for actor in [*self.engines, self.dispatcher]]
+        deadline = time.monotonic() + 20
+        for call in closing:
+            try:
+                ray.get(call, timeout=max(0.1, deadline - time.monotonic()))
+            except (ray.exceptions.RayError, TimeoutError):
+                logging.getLogger(__name__).debug("an actor did not close: %s", traceback.format_exc())
