@@ -110,23 +110,6 @@ def load_bucket(model: nn.Module, bucket: Bucket) -> None:
         parameters[name].copy_(tensor)
 
 
-class WeightStore:
-    """A Ray actor that keeps the newest version's buckets alive, for an engine that starts again."""
-
-    def __init__(self) -> None:
-        self.newest: tuple[int, list[ray.ObjectRef]] | None = None
-
-    def set(self, version: int, buckets: list[ray.ObjectRef]) -> None:
-        self.newest = (version, buckets)
-
-    def clear(self) -> None:
-        """Frees the old buckets before new ones are made, so that the object store holds one copy of the model."""
-        self.newest = None
-
-    def latest(self) -> tuple[int, list[ray.ObjectRef]] | None:
-        return self.newest
-
-
 class Engines:
     """The engines of a run, called together; an error names the engine it came from.
 
@@ -153,7 +136,7 @@ class Engines:
 
     @property
     def store(self) -> ActorHandle:
-        return self.ready[0]["weight_store"]
+        return ray.get_actor(self.ready[0]["weight_store"])
 
     def start(self, method: str, *args: Any) -> dict[str, ray.ObjectRef]:
         """Calls `method` on every engine that is not lost; the references by engine name."""
@@ -176,7 +159,7 @@ class Engines:
         self.finish(self.start(method, *args))
 
     def restore_lost(self, version: int) -> None:
-        """Waits until engines that died in this update run again, and have it from the store."""
+        """Waits until the engines that died in this update run again and have it from the store."""
         for handle, ready in zip(self.handles, self.ready, strict=True):
             if ready["name"] in self.lost:
                 try:
@@ -186,14 +169,14 @@ class Engines:
 
 
 def send_buckets(
-    parameters: Iterator[tuple[str, Tensor]], version: int, engines: Engines, in_flight: bool
+    parameters: Iterator[tuple[str, Tensor]], version: int, engines: Engines, in_flight: bool, bucket_bytes: int
 ) -> int:
     """Sends through Ray's object store; returns bytes. Engines load one bucket while the next one is gathered."""
     ray.get(engines.store.clear.remote())
     engines.call("start_update", in_flight)
     buckets, sent = [], 0
     loading: dict[str, ray.ObjectRef] = {}
-    for bucket in pack(parameters, engines.dtype):
+    for bucket in pack(parameters, engines.dtype, bucket_bytes):
         buckets.append(ray.put(bucket))
         sent += bucket.data.nbytes
         engines.finish(loading)
@@ -207,10 +190,15 @@ def send_buckets(
 
 
 class WeightPublisher:
-    """One per learner rank: `publish` on all ranks together brings a version of the weights to all engines."""
+    """One per learner rank: `publish` on all ranks together brings a version of the weights to all engines.
 
-    def __init__(self) -> None:
-        self._nccl: Any = None
+    Args:
+        bucket_bytes: size of what travels at a time through the object store.
+    """
+
+    def __init__(self, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self.bucket_bytes = bucket_bytes
+        self._nccl: Any = None  # raypipe.engines.nccl.NCCLSender
 
     def publish(
         self, model: nn.Module, version: int, engine_handles: list[ActorHandle], in_flight: bool = False
@@ -244,15 +232,19 @@ class WeightPublisher:
         return Published(time.perf_counter() - begin, sent)
 
     def _send(
-        self, model: nn.Module, parameters: Iterator[tuple[str, Tensor]], version: int, engines: Engines, in_flight: bool
-    ) -> int:
+        self, model: nn.Module, parameters: Iterator[tuple[str, Tensor]], version: int, engines: Engines,
+        in_flight: bool,
+    ) -> int:  # fmt: skip
         if engines.weight_transfer == "object_store":
-            return send_buckets(parameters, version, engines, in_flight)
+            return send_buckets(parameters, version, engines, in_flight, self.bucket_bytes)
         from raypipe.engines.nccl import NCCLSender  # imports vLLM
 
         if self._nccl is None or self._nccl.group != NCCLSender.group_of(engines):
             self._nccl = NCCLSender(model, engines)
-        return self._nccl.send(parameters, version, engines, in_flight)
+        sender, self._nccl = self._nccl, None  # a sender whose send fails is not used again
+        sent = sender.send(model, parameters, version, engines, in_flight)
+        self._nccl = sender
+        return sent
 
 
 def rank() -> int:

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 SPECIALS = ["<|pad|>", "<|eos|>", "<|user|>", "<|assistant|>"]
 CHAT_TEMPLATE = (
@@ -25,7 +32,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def tiny_model(family: str = "llama", tied: bool = False, seed: int = 0, layers: int = 2, hidden: int = 64) -> PreTrainedModel:
+def tiny_model(
+    family: str = "llama", tied: bool = False, seed: int = 0, layers: int = 2, hidden: int = 64
+) -> PreTrainedModel:
     """A float32 model of `family` (llama | qwen2) whose logits spread over several nats, so that rounding cannot hide.
 
     The defaults give about 0.13 M parameters; layers=4, hidden=128 about 0.7 M.

@@ -29,7 +29,7 @@ def _watch(handle: int, engine: int, parent: int) -> None:
     gone = select.poll()
     gone.register(handle, select.POLLIN)
     gone.poll()
-    # With tensor parallelism the parent is the EngineCore. Were it dead, getppid() would be a stranger (init, a reaper).
+    # With tensor parallelism the parent is the EngineCore. Were it dead, getppid() would be a stranger (init, say).
     if parent != engine and os.getppid() == parent:
         with contextlib.suppress(ProcessLookupError):
             os.kill(parent, signal.SIGKILL)

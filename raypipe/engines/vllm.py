@@ -1,9 +1,9 @@
 """A resident vLLM engine: one Ray actor that answers requests for single samples and takes new weights.
 
-In: requests (prompt ids, sampling settings, the lowest weight version they may use). Out: GENERATE_COLUMNS of `rows.py`.
-The actor outlives every plan. It holds the gate, so that a request of the next iteration can already wait here while the
-weights it needs are still being trained, and it answers a repeated request once: the stage that asks may die and ask
-again.
+In: requests (prompt ids, sampling settings, lowest weight version they may use). Out: GENERATE_COLUMNS of `rows.py`.
+The actor outlives every plan. It holds the gate, so that a request of the next iteration can already wait here while
+the weights it needs are still being trained, and it answers a repeated request once: the stage that asks may die and
+ask again.
 
 vLLM's scheduler and model run in a child process (EngineCore). When that dies the actor ends with it, and Ray starts
 both again, with the newest weights from the `WeightStore`.
@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import ray
 import torch
@@ -26,7 +26,8 @@ from ray.actor import ActorHandle
 from raypipe.config import Config
 from raypipe.engines.gate import Gate
 from raypipe.engines.lifetime import ENGINE_PID
-from raypipe.weights import Bucket, WeightStore
+from raypipe.engines.weight_store import WeightStore
+from raypipe.weights import Bucket
 
 # An engine may die this often in a run before the run fails.
 MAX_RESTARTS = 5
@@ -35,6 +36,9 @@ MAX_RESTARTS = 5
 MAX_CONCURRENCY = 100_000
 # Aborted plans that are remembered, so that their late requests are refused.
 ABORTED_PLANS = 64
+# Ray ends a named actor when its creator drops the handle. Engines know the store by name alone, since an actor whose
+# arguments refer to objects cannot be relied on to start again.
+STORES: dict[str, ActorHandle] = {}
 
 
 def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
@@ -44,21 +48,21 @@ def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
     backend = engine.weight_transfer
     if backend == "auto":
         backend = "nccl" if gpus else "object_store"
-    store = None
-    if backend == "object_store":
-        store = ray.remote(WeightStore).options(name=f"{run_name}/weights", num_cpus=0).remote()
+    store = f"{run_name}/weights" if backend == "object_store" else ""
+    if store:
+        store_actor: Any = ray.remote(WeightStore)
+        STORES[store] = store_actor.options(name=store, num_cpus=0).remote()
     num_gpus = engine.num_gpus if engine.num_gpus >= 0 else engine.tensor_parallel_size * gpus
+    actor: Any = ray.remote(VLLMEngine)
     return [
-        ray.remote(VLLMEngine)
-        .options(
+        actor.options(
             name=f"{run_name}/engine-{i}",
             num_cpus=engine.num_cpus,
             num_gpus=num_gpus,
             max_concurrency=MAX_CONCURRENCY,
             # Over NCCL no copy of the weights is kept to come back with: the run fails, and resumes from a checkpoint.
             max_restarts=MAX_RESTARTS if store else 0,
-        )
-        .remote(f"engine-{i}", config, store)
+        ).remote(f"engine-{i}", config, store)
         for i in range(engine.count)
     ]
 
@@ -67,18 +71,19 @@ class VLLMEngine:
     """Args:
     name: as in the rows, e.g. "engine-0".
     config: the run's; of it model, engine, rollout and the length limits.
-    store: the `WeightStore` actor; None with NCCL.
+    store: name of the `WeightStore` actor; empty with NCCL.
     """
 
-    def __init__(self, name: str, config: Config, store: ActorHandle | None):
+    def __init__(self, name: str, config: Config, store: str):
         set_environment(config)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         self.name, self.config, self.store = name, config, store
-        self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args(config, store is not None)))
+        self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args(config, bool(store))))
+        self.closed = False
         threading.Thread(target=self._exit_with_core, name="exit-with-core", daemon=True).start()
-        self.gate = Gate(None)  # opened by _start
+        self.gate = Gate(None)  # _start opens it
         self.starting: asyncio.Task[None] | None = None
         self.updating = self.paused = False
         self.tasks: dict[tuple[str, str], asyncio.Task[dict[str, Any]]] = {}
@@ -103,7 +108,7 @@ class VLLMEngine:
             "dtype": str(model.dtype).removeprefix("torch."),
             "version": self.gate.version,
             "tensor_parallel_size": self.config.engine.tensor_parallel_size,
-            "weight_transfer": self.llm.vllm_config.weight_transfer_config.backend,
+            "weight_transfer": "object_store" if self.store else "nccl",
             "weight_store": self.store,
         }
 
@@ -150,7 +155,9 @@ class VLLMEngine:
         return columns
 
     async def _sample(self, request: dict[str, Any]) -> dict[str, Any]:
-        from vllm import SamplingParams, TokensPrompt
+        from vllm import SamplingParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.logprobs import FlatLogprobs
         from vllm.sampling_params import RequestOutputKind
 
         rollout = self.config.rollout
@@ -168,13 +175,14 @@ class VLLMEngine:
             detokenize=bool(stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        prompt = TokensPrompt(prompt_token_ids=[int(token) for token in request["prompt_ids"]])
+        prompt = tokens_input([int(token) for token in request["prompt_ids"]])
         request_id = f"{request['plan']}/{request['sample_id']}"
         async for result in self.llm.generate(prompt, sampling, request_id):
             output = result.outputs[0]
         ids = list(output.token_ids)
         self.generated_tokens += len(ids)
         versions = [int(span.version) for span in output.weight_versions or () for _ in range(span.start, span.end)]
+        assert isinstance(output.logprobs, FlatLogprobs)
         logprobs = output.logprobs.logprobs
         assert output.finish_reason in ("stop", "length") and len(ids) == len(versions) == len(logprobs), output
         text = output.text if stop else self.llm.get_tokenizer().decode(ids, skip_special_tokens=True)
@@ -241,7 +249,6 @@ class VLLMEngine:
 
     async def start_update(self, in_flight: bool = False) -> None:
         """Closes the gate and brings the engine to rest: running requests are frozen (in_flight) or finish first."""
-        await self._started()
         self.gate.close()
         if self.updating:  # by a learner that is gone
             await self.llm.finish_weight_update()
@@ -266,7 +273,7 @@ class VLLMEngine:
         memory = os.memfd_create("raypipe-weights")
         try:
             with open(memory, "wb", closefd=False) as file:
-                file.write(bucket.data)
+                file.write(bucket.data.data)
             await self.update({"path": f"/proc/{os.getpid()}/fd/{memory}", "metadata": bucket.metadata})
         finally:
             os.close(memory)
@@ -275,7 +282,8 @@ class VLLMEngine:
         """Switches to the new weights and lets the requests pass that `version` satisfies."""
         await self.llm.finish_weight_update(str(version))
         self.updating = False
-        await self.llm.reset_prefix_cache()
+        if not self.paused and not await self.llm.reset_prefix_cache():  # a pause has already dropped it
+            raise RuntimeError("the prefix cache of the old weights could not be dropped")
         self.recent.clear()
         if self.paused:
             await self.llm.resume_generation()
@@ -288,9 +296,11 @@ class VLLMEngine:
         await self._started()
         if self.gate.version != version:
             await self._load_newest()
+        if self.gate.version != version:
+            raise RuntimeError(f"the store has version {self.gate.version}, not {version}")
 
     async def _load_newest(self) -> None:
-        newest = await self.store.latest.remote() if self.store else None
+        newest = await ray.get_actor(self.store).latest.remote() if self.store else None
         if newest is None:  # nothing published yet: the weights on disk are the newest
             await self.llm.update_weight_version("0")
             self.gate.open(0)
@@ -306,45 +316,61 @@ class VLLMEngine:
     async def _started(self) -> None:
         """The part of the start that needs the event loop; the first call does it, others wait for it."""
         if self.starting is None:
-            self.starting = asyncio.create_task(self._load_newest())
+            self.starting = asyncio.create_task(self._start())
         await asyncio.shield(self.starting)
+
+    async def _start(self) -> None:
+        try:
+            await self._load_newest()
+        except ray.exceptions.RayError as error:
+            # The learner that owned them is gone. The gate stays closed until the next learner's first update.
+            self._log(f"the newest weights are lost, waiting for an update: {error}")
 
     async def close(self) -> None:
         """Ends vLLM's processes; the actor answers no further request."""
+        self.closed = True
         for task in list(self.tasks.values()):
             task.cancel()
         self.llm.shutdown(timeout=10)
 
     def _exit_with_core(self) -> None:
-        while True:
-            time.sleep(0.5)
+        while not self.closed:
             self._exit_if_dead()
+            time.sleep(0.2)
 
     def _exit_if_dead(self) -> None:
-        if self.llm.engine_core.resources.engine_dead:
-            print(f"{self.name}: vLLM's EngineCore died; ending the engine so that Ray starts it again", file=sys.stderr)
-            sys.stderr.flush()
+        if self.llm.errored and not self.closed:
+            self._log("vLLM's EngineCore died; ending the engine, so that Ray starts it again")
             os._exit(1)
+
+    def _log(self, message: str) -> None:
+        print(f"{self.name}: {message}", file=sys.stderr, flush=True)
 
 
 def set_environment(config: Config) -> None:
     """Environment of vLLM's processes, which inherit it; to be called before vllm is imported."""
     os.environ[ENGINE_PID] = str(os.getpid())
     os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    os.environ["DO_NOT_TRACK"] = "1"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    if not torch.cuda.is_available():
-        threads = max(1, int(config.engine.num_cpus))
-        os.environ["OMP_NUM_THREADS"] = str(threads)
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings on a normal start would fill the screen
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+    if torch.cuda.is_available():
+        return
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override engine.kv_cache_gib
+    # The model runs in the EngineCore itself, not in a process below: one vLLM start and one hop per step fewer.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # Eager vLLM still compiles its sampler, for 20 s, to save nothing at these sizes.
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    # Engines, graders and learner share the cores: no binding to cores, and no spinning, which where threads outnumber
+    # free cores costs a factor of 10.
+    os.environ["OMP_NUM_THREADS"] = str(max(1, int(config.engine.num_cpus)))
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
 
 
 def engine_args(config: Config, object_store: bool) -> dict[str, Any]:
     """vLLM's arguments for this run."""
-    engine = config.engine
-    gpu = torch.cuda.is_available()
+    engine, gpu = config.engine, torch.cuda.is_available()
     dtype = next((d for d in (engine.dtype, config.model.dtype) if d != "auto"), "bfloat16" if gpu else "float32")
     memory: dict[str, Any] = {"gpu_memory_utilization": engine.gpu_memory_utilization}
     if not gpu:
@@ -358,9 +384,11 @@ def engine_args(config: Config, object_store: bool) -> dict[str, Any]:
         "distributed_executor_backend": "mp" if engine.tensor_parallel_size > 1 else "uni",
         "enforce_eager": engine.enforce_eager or not gpu,
         "enable_prefix_caching": True,
+        # Log-probs of the distribution that was sampled from: after temperature, and renormalised over what top_p left.
         "logprobs_mode": "processed_logprobs",
         "trust_remote_code": False,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         "weight_transfer_config": {"backend": "object_store" if object_store else "nccl"},
         "worker_extension_cls": "raypipe.engines.weight_receiver.Worker",
     }

@@ -8,6 +8,7 @@ not copied, and only metadata passes through vLLM's RPC, so nothing is pickled.
 
 import mmap
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
@@ -39,6 +40,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
 class SharedMemoryReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
+    model: Any  # a vLLM model: an nn.Module with `load_weights`
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         pass
@@ -47,8 +49,8 @@ class SharedMemoryReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        # A private mapping: vLLM keeps tensors until their layer is complete, perhaps past the end of this call, and the
-        # mapping lives as long as they do.
+        # vLLM keeps tensors until their layer is complete, perhaps past the end of this call; the mapping lives as long
+        # as they do.
         with open(update_info.path, "rb") as file:
             data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
         self.model.load_weights(unpack(Bucket(update_info.metadata, data)))
