@@ -93,6 +93,7 @@ class BatchQueue:
         self.kills = 0
         self.closed = ""
         self.orders = itertools.count()
+        self.pump_is_due = False
         self.tasks: set[asyncio.Task[None]] = set()
 
     def add(self, slot: Slot) -> None:
@@ -104,7 +105,10 @@ class BatchQueue:
         """The grades of samples that are called together or not at all."""
         job = Job(samples, asyncio.get_running_loop().create_future(), next(self.orders), suspect)
         (lane.suspects if suspect else lane.waiting).append(job)
-        self._pump()
+        if not self.pump_is_due:
+            # In this turn of the event loop the rest of a block may join the line. It costs no time.
+            self.pump_is_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
         return await job.done
 
     def close(self, reason: str) -> None:
@@ -116,6 +120,7 @@ class BatchQueue:
 
     def _pump(self) -> None:
         """Gives work to every free slot."""
+        self.pump_is_due = False
         if self.closed:
             for lane in self.lanes:
                 for job in (*lane.waiting, *lane.suspects):

@@ -29,14 +29,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 16384, 1 << 19
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+# Linux release since which /proc/sys/kernel/pid_max is the namespace's (before, it is the whole machine's), and the
+# numbers below which no process is numbered once they have run through.
+PID_MAX_BY_NAMESPACE = (6, 14)
+RESERVED_PIDS = 300
 POLL_S = 0.1
+EXACT_LOOK_S = 0.02
 CHUNK = 1 << 16
 TAIL_BYTES = 4096
 SWEEP_LIMIT_S = 10.0
@@ -48,13 +53,15 @@ _permitted: int | None = None
 
 @dataclass(frozen=True)
 class Limits:
-    """What the work and all its descendants may hold together, and whether to try a PID namespace for them.
+    """What the work and all its descendants may hold together, as seen every `POLL_S`.
 
-    A byte on the control socket multiplies both: for work that starts so many grader processes itself.
+    A byte on the control socket multiplies both: for work that starts so many grader processes itself. In a namespace
+    the kernel bounds the processes too, where it can (`hard_processes`), since a fork bomb is faster than a look.
     """
 
     memory_mb: int
     processes: int
+    hard_processes: int
     namespaces: bool
 
 
@@ -73,7 +80,7 @@ def keep(control: socket.socket, work: Callable[[], None], limits: Limits) -> No
             control.close()
             _become_work(output_end, folder)
             if flags:
-                _become_init()
+                _become_init(flags, limits.hard_processes)
             work()
             os._exit(0)
         except BaseException:
@@ -134,7 +141,11 @@ def _mount_proc() -> None:
 
 
 def _become_work(output_end: int, folder: str) -> None:
-    """Dies with its parent, writes no core, goes first when memory runs out, and owns a temporary folder."""
+    """Dies with its parent, writes no core, goes first when memory runs out, and owns a temporary folder.
+
+    In a session of its own: the kernel shares CPU time by sessions, so the keeper gets its part beside a fork bomb.
+    """
+    os.setsid()
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
@@ -149,9 +160,13 @@ def _become_work(output_end: int, folder: str) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
-def _become_init() -> None:
+def _become_init(flags: int, processes: int) -> None:
     """Makes this process the first of its namespace, which reaps orphans, and returns in a child of it."""
     _mount_proc()
+    if flags & CLONE_NEWUSER:
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))  # counts the processes of this namespace only
+    if tuple(map(int, os.uname().release.split(".")[:2])) >= PID_MAX_BY_NAMESPACE:
+        Path("/proc/sys/kernel/pid_max").write_text(str(RESERVED_PIDS + processes))
     child = os.fork()
     if child == 0:
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -183,7 +198,7 @@ def _watch(control: socket.socket, child: int, output: int, limits: Limits, name
                 poller.unregister(output)
         if control.fileno() in ready:
             if times := control.recv(1):
-                limits = Limits(limits.memory_mb * times[0], limits.processes * times[0], limits.namespaces)
+                limits = replace(limits, memory_mb=limits.memory_mb * times[0], processes=limits.processes * times[0])
             else:
                 reason = "was stopped"
         elif ended in ready:
@@ -216,10 +231,24 @@ def _over_limit(limits: Limits, namespace: bool) -> str:
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if namespace else descendants(os.getpid())
     if len(pids) > limits.processes:
         return f"was stopped: it had more than {limits.processes} processes"
-    limit = limits.memory_mb << 20
-    if sum(map(_resident, pids)) > limit and sum(map(_proportional, pids)) > limit:
+    if _holds_more(pids, limits.memory_mb << 20):
         return f"was stopped: it held more than {limits.memory_mb} MiB of memory"
     return ""
+
+
+def _holds_more(pids: list[int], limit: int) -> bool:
+    """Whether the processes hold more than `limit` bytes together."""
+    resident = {pid: _resident(pid) for pid in pids}
+    if sum(resident.values()) <= limit:
+        return False
+    # What they share counts several times there. The exact look is slow: the largest first, and not for long, since
+    # a fork bomb must be seen to by the number of its processes.
+    total, deadline = 0, time.monotonic() + EXACT_LOOK_S
+    for pid in sorted(pids, key=resident.__getitem__, reverse=True):
+        total += _proportional(pid)
+        if total > limit or time.monotonic() > deadline:
+            break
+    return total > limit
 
 
 def descendants(pid: int) -> list[int]:
@@ -299,4 +328,4 @@ def kill_all(child: int, namespace: bool) -> str:
             return ""
         if time.monotonic() > deadline:
             return "; some of its processes cannot be killed"
-        time.sleep(0.0005)
+        time.sleep(0.002)

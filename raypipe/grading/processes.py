@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from raypipe.config import GraderConfig, grader_name
@@ -32,7 +32,10 @@ ENVIRONMENT = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-PROCESSES = 1000  # that a grader process and its descendants may be, far above any use and far below a fork bomb
+# That a grader process with its descendants may be: far below a fork bomb, and above what the sandboxes of
+# `graders.code` hold at worst, which run one for each CPU.
+PROCESSES = 500 + 70 * (os.cpu_count() or 1)
+MAX_HARD_PROCESSES = 30_000  # Linux numbers processes up to 32768 by default
 HELLO_LIMIT_S = 60.0
 KILL_LIMIT_S = 15.0
 STARTS = 3
@@ -199,7 +202,7 @@ class GraderProcesses:
         self, graders: Sequence[GraderConfig], count: int, memory_mb: int, start_limit_s: float, namespaces: bool
     ):
         self.graders, self.count, self.start_limit_s = graders, count, start_limit_s
-        self.limits = Limits(memory_mb, PROCESSES, namespaces)
+        self.limits = Limits(memory_mb, PROCESSES, 2 * PROCESSES, namespaces)
         self.living: set[GraderProcess] = set()
         self.template: asyncio.Task[GraderProcess] | None = None
         self.slots: list[asyncio.Task[GraderProcess]] = []
@@ -235,7 +238,8 @@ class GraderProcesses:
     async def _build(self) -> GraderProcess:
         """A new process with every grader loaded; it may hold copies of itself where that is safe."""
         try:
-            process = await self._serving(GraderProcess.start(self.limits))
+            limits = replace(self.limits, hard_processes=min(2 * PROCESSES * (self.count + 2), MAX_HARD_PROCESSES))
+            process = await self._serving(GraderProcess.start(limits))
         except (EOFError, TimeoutError):
             raise GraderStartError(f"no grader process can be started ({sys.executable})") from None
         answers = [await process.load(grader, self.start_limit_s) for grader in self.graders]
