@@ -40,7 +40,7 @@ class IFEvalGrader:
     Each result is a dict: `score`, and all four rewards by name.
 
     Raises:
-        ValueError: unknown `reward` or `benchmark`; when called: a row without instructions, or with one that is unknown
+        ValueError: unknown `reward` or `benchmark`; when called: a row without instructions, or with one unknown
             or lacks an argument.
         RuntimeError: an instruction needs NLTK data that this machine lacks.
     """
