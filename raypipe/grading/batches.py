@@ -46,6 +46,10 @@ class Job:
     crashes: int = 0
     lost: int = 0
 
+    def finish(self, grades: list[Grade]) -> None:
+        if not self.done.done():  # whoever waited may have given up
+            self.done.set_result(grades)
+
 
 @dataclass
 class Lane:
@@ -124,7 +128,7 @@ class BatchQueue:
         if self.closed:
             for lane in self.lanes:
                 for job in (*lane.waiting, *lane.suspects):
-                    job.done.set_result([Grade("crash", error=self.closed)] * len(job.samples))
+                    job.finish([Grade("crash", error=self.closed)] * len(job.samples))
                 lane.waiting.clear()
                 lane.suspects.clear()
         while self.free and (work := self._next_work()):
@@ -183,17 +187,19 @@ class BatchQueue:
         if reply.status == "ok":
             grades = iter(grades_of(reply, call))
             for job in jobs:
-                job.done.set_result(list(itertools.islice(grades, len(job.samples))))
+                job.finish(list(itertools.islice(grades, len(job.samples))))
             return
+        again = []
         for job in jobs:
             job.lost += reply.status == "lost"
             if reply.status == "lost" and job.lost < MAX_LOST:
-                lane.waiting.appendleft(job)
+                again.append(job)
             elif len(jobs) > 1 or self._may_be_innocent(job, reply, fresh):
                 job.suspect = True
                 lane.suspects.append(job)
             else:
-                job.done.set_result(grades_of(reply, call))
+                job.finish(grades_of(reply, call))
+        lane.waiting.extendleft(reversed(again))
 
     def _may_be_innocent(self, job: Job, reply: Reply, fresh: bool) -> bool:
         """A crash may be the doing of what the process ran before; it counts in a fresh one, or the second time."""

@@ -12,6 +12,7 @@ from collections import deque
 
 RECENT = 50
 NEARLY_ALL = 0.9
+FADE = 0.8  # weight of a call, for the time that a sample takes, against the one after it
 LEAST_PATIENCE_S = 1.0
 
 
@@ -27,13 +28,13 @@ class Pace:
         self.timeout_s, self.max_batch = timeout_s, max_batch
         self.seconds: deque[float] = deque(maxlen=RECENT)
         self.first_seconds = 0.0
-        self.seconds_per_sample = 0.0
+        self.total_seconds = self.total_samples = 0.0  # faded
 
     def record(self, status: str, samples: int, seconds: float, first: bool) -> None:
         """Learns from a call. `first` of this grader in its process: it may have loaded what later calls reuse."""
         if status == "ok":
-            each = seconds / samples
-            self.seconds_per_sample += 0.2 * (each - self.seconds_per_sample) if self.seconds_per_sample else each
+            self.total_seconds = FADE * self.total_seconds + seconds
+            self.total_samples = FADE * self.total_samples + samples
         if status == "ok" and first:
             self.first_seconds = max(self.first_seconds, seconds)
         elif status == "ok" or (status == "timeout" and samples > 1):
@@ -41,9 +42,9 @@ class Pace:
 
     def largest(self) -> int:
         """Most samples of a call, so that it takes at most half of `timeout_s` as far as is known."""
-        if not self.seconds_per_sample:
+        if not self.total_seconds:
             return self.max_batch
-        return max(1, min(self.max_batch, int(self.timeout_s / 2 / self.seconds_per_sample)))
+        return max(1, min(self.max_batch, int(self.timeout_s / 2 * self.total_samples / self.total_seconds)))
 
     def limit_s(self, samples: int, first: bool) -> float:
         """Seconds that the next call of so many samples may take."""

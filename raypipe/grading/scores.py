@@ -50,6 +50,8 @@ def entry(result: Any) -> dict[str, Any]:
                 values = {"left_out": f"named values of more than {MAX_VALUES_BYTES} bytes"}
         if score is None:
             return {"score": None, "values": values}
+        if hasattr(score, "item"):  # a scalar of numpy or torch
+            score = score.item()
         if isinstance(score, str | bytes):
             return {"error": f"the grader returned {score!r:.100}, not a number"}
         number = float(score)
@@ -62,8 +64,11 @@ def entry(result: Any) -> dict[str, Any]:
 
 def plain(value: Any, depth: int = 4) -> Any:
     """A named value as bounded JSON: text is cut, NaN becomes null, other types their text."""
-    if hasattr(value, "item") and getattr(value, "size", 0) == 1:  # a numpy scalar
-        value = value.item()
+    if hasattr(value, "item"):  # a scalar of numpy or torch
+        try:
+            value = value.item()
+        except Exception:
+            return str(value)[:MAX_TEXT]
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
