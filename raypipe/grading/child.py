@@ -15,8 +15,7 @@ where a copy is safe (`not_forkable` is empty): one thread, no child process, no
 hold open, since both would share it.
 """
 
-from __future__ import annotations
-
+import asyncio
 import contextlib
 import faulthandler
 import gc
@@ -28,13 +27,11 @@ import socket
 import sys
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from raypipe.adapters import load_grader
 from raypipe.grading import keeper, scores, wire
 from raypipe.grading.wire import Message
-
-if TYPE_CHECKING:
-    import asyncio
 
 MAX_REQUEST_BYTES = 1 << 31
 
@@ -65,17 +62,10 @@ class GraderProcess:
                 case "spawn":
                     self.spawn(message)
                 case "serve":
-                    import asyncio
-
                     return asyncio.run(self.serve_async())
 
     def load(self, message: Message) -> Message:
         sys.path[:] = message["sys_path"]
-        try:
-            from raypipe.adapters import load_grader
-        except ImportError:
-            from raypipe.grading._load import load_grader
-
         try:
             grader = load_grader(message["path"], message["kwargs"])
         except BaseException as error:
@@ -103,8 +93,6 @@ class GraderProcess:
         try:
             result = self.graders[message["grader"]](**arguments(message["samples"]))
             if inspect.isawaitable(result):
-                import asyncio
-
                 self.loop = self.loop or asyncio.new_event_loop()
                 result = self.loop.run_until_complete(result)
             reply: Message = {"entries": scores.entries(result, len(message["samples"]))}
@@ -113,8 +101,6 @@ class GraderProcess:
         return {"seconds": time.perf_counter() - start, **reply}
 
     async def serve_async(self) -> None:
-        import asyncio
-
         reader, writer = await asyncio.open_connection(sock=self.data)
         tasks: set[asyncio.Task[None]] = set()
         while (message := await wire.read(reader, MAX_REQUEST_BYTES)) is not None:
@@ -123,11 +109,9 @@ class GraderProcess:
             task.add_done_callback(tasks.discard)
 
     async def answer(self, message: Message, writer: asyncio.StreamWriter) -> None:
-        from asyncio import timeout
-
         start = time.perf_counter()
         try:
-            async with timeout(message["timeout_s"]) as deadline:
+            async with asyncio.timeout(message["timeout_s"]) as deadline:
                 result = await self.graders[message["grader"]](**arguments(message["samples"]))
             reply: Message = {"entries": scores.entries(result, len(message["samples"]))}
         except BaseException as error:

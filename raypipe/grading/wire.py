@@ -5,15 +5,11 @@ length, never an object that runs code when it is read. A frame that breaks the 
 the parent kills the sender.
 """
 
-from __future__ import annotations
-
+import asyncio
 import json
 import socket
 import struct
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from asyncio import StreamReader
+from typing import Any
 
 HEADER = struct.Struct("!I")
 # Far above what `scores.py` lets a call of hundreds of samples return.
@@ -64,14 +60,12 @@ def _exactly(sock: socket.socket, size: int) -> bytes | None:
     return bytes(data)
 
 
-async def read(reader: StreamReader, max_bytes: int) -> Message | None:
+async def read(reader: asyncio.StreamReader, max_bytes: int) -> Message | None:
     """The next frame from a stream, None at its end."""
-    from asyncio import IncompleteReadError  # here, so that only processes with an event loop pay for its import
-
     try:
         (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
         if size > max_bytes:
             raise ProtocolError(f"a frame of {size} bytes, more than {max_bytes}")
         return decode(await reader.readexactly(size))
-    except (IncompleteReadError, ConnectionError):
+    except (asyncio.IncompleteReadError, ConnectionError):
         return None
