@@ -93,12 +93,15 @@ class CodeGrader:
         ground_truths: Sequence[Any],
         extra_infos: Sequence[dict[str, Any]],
     ) -> list[dict[str, Any]]:
-        with ThreadPoolExecutor(self._processes) as pool:
+        pool = ThreadPoolExecutor(self._processes)
+        try:
             samples = [
                 self._submit(pool, response, ground_truth, extra_info)
                 for response, ground_truth, extra_info in zip(solution_strs, ground_truths, extra_infos, strict=True)
             ]
             return [sample if isinstance(sample, dict) else self._score(sample) for sample in samples]
+        finally:
+            pool.shutdown(cancel_futures=True)  # which there are only if this was interrupted
 
     def _submit(
         self, pool: ThreadPoolExecutor, response: str, ground_truth: Any, extra_info: dict[str, Any]
@@ -172,8 +175,8 @@ class CodeGrader:
             return _Outcome(False)
         try:
             right = any(value_matches(reply["value"], wanted, sample.tests.rel_tol) for wanted in case.accepted)
-        except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError):
-            return _Outcome(False, "crash")  # not what `encode` writes
+        except Exception:  # not what `encode` writes: the candidate wrote it
+            return _Outcome(False, "crash")
         return _Outcome(right)
 
     def _run_check(self, sample: "_Sample", case: Check) -> "_Outcome":
@@ -242,8 +245,7 @@ def _value(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise _Ended("crash") from None
     if not isinstance(reply, dict) or "raised" in reply:
-        memory = isinstance(reply, dict) and reply["raised"] == "MemoryError"
-        raise _Ended("killed" if memory else "crash")
+        raise _Ended("killed" if reply == {"raised": "MemoryError"} else "crash")
     return reply
 
 
@@ -289,7 +291,8 @@ def extract_code(response: str, completes: bool = False) -> str | None:
     code = untagged if tagged is None else tagged
     if completes and not fences and text.lstrip("\n").startswith(CODE_BEGINS):
         code = text
-    return code if code and code.strip() else None
+    code = (code or "").removeprefix("\ufeff")
+    return code if code.strip() else None
 
 
 @dataclass(frozen=True)

@@ -292,9 +292,9 @@ def value_matches(tree: Any, expected: Any, rel_tol: float | None = None) -> boo
         rel_tol: numbers match within this fraction of the expected one.
 
     Raises:
-        ValueError, TypeError, KeyError, RecursionError: the tree is not of `encode`'s making.
+        Exception: of any kind, where the tree is not of `encode`'s making.
     """
-    kind, content = next(iter(tree.items())) if isinstance(tree, dict) else (type(tree).__name__, tree)
+    ((kind, content),) = tree.items() if isinstance(tree, dict) else [(type(tree).__name__, tree)]
     if kind in ("list", "tuple"):
         return (
             isinstance(expected, list | tuple)

@@ -10,6 +10,7 @@ whoever must be stopped is killed from outside. So n sandboxes need n threads an
 
 import contextlib
 import functools
+import marshal
 import math
 import os
 import platform
@@ -129,6 +130,11 @@ def _probe(bwrap: str) -> Isolation:
     )
 
 
+@functools.lru_cache(maxsize=8)
+def _compiled(program: str) -> bytes:
+    return marshal.dumps(compile(program, "program", "exec", dont_inherit=True))
+
+
 def _rlimits(limits: Limits, isolation: Isolation) -> dict[str, int]:
     """Limits per process, by their names in `resource`."""
     rlimits = {
@@ -149,7 +155,7 @@ def _rlimits(limits: Limits, isolation: Isolation) -> dict[str, int]:
 class Sandbox:
     """A running sandbox; a context manager. Leaving it kills whatever still runs inside.
 
-    What runs is a command (`argv`) or Python source (`program`, up to 100 kB), which saves starting a second
+    What runs is a command (`argv`) or Python source (`program`, up to about 50 kB), which saves starting a second
     interpreter. Python source may talk with the caller over the socket whose number is `sys.argv[1]`: the caller
     `send`s bytes and `receive`s lines. What comes back is the word of an untrusted program, just like its output. The
     wall clock stands still while the program waits for the caller, from a line received to the next bytes sent.
@@ -175,13 +181,14 @@ class Sandbox:
         isolation = isolation or find_isolation()
         spec = {
             "argv": list(argv),
-            "program": program,
+            "program": _compiled(program),
             "path": [sysconfig.get_path("purelib")] if packages else [],
             "limits": _rlimits(limits, isolation),
             "uid": secrets.randbelow(2**30) + 2**30 if isolation == "uid" else None,
         }
         self.result: Result | None = None
         self._limits = limits
+        self._output_bytes = int(limits.output_mb * 2**20)
         self._produced = 0  # bytes of output so far
         self._received = {name: bytearray() for name in ("stdout", "stderr", "control", "channel")}
         self._pending = {"stdin": bytearray(stdin), "channel": bytearray()}
@@ -215,9 +222,7 @@ class Sandbox:
 
     def send(self, data: bytes) -> None:
         """Queues bytes for the program's socket; they leave while the caller waits for something."""
-        if self._waits_since is not None:
-            self._deadline += time.monotonic() - self._waits_since
-            self._waits_since = None
+        self._resume_clock()
         self._pending["channel"] += data
         if "channel" in self._spawned.fds:
             events = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -242,6 +247,7 @@ class Sandbox:
 
     def wait(self) -> Result:
         """Waits for the program to end, or ends it when it passes a limit."""
+        self._resume_clock()
         while not self.result:
             self._step()
         return self.result
@@ -255,6 +261,11 @@ class Sandbox:
             os.close(self._spawned.root_pidfd)
             self._spawned.root_pidfd = None
         self._cleanup.close()
+
+    def _resume_clock(self) -> None:
+        if self._waits_since is not None:
+            self._deadline += time.monotonic() - self._waits_since
+            self._waits_since = None
 
     def _step(self, wait: bool = True) -> None:
         """Serves the pipes that are ready, and ends the sandbox if it must end."""
@@ -280,7 +291,7 @@ class Sandbox:
             self._finish("exited", returncode=int(control[1]) if re.fullmatch(rb"-?\d{1,3}", control[1]) else -9)
         elif "control" not in self._spawned.fds:  # the program killed what watched over it, and so itself
             self._finish("exited", returncode=-signal.SIGKILL)
-        elif self._produced > self._limits.output_mb * 2**20:
+        elif self._produced > self._output_bytes:
             self._finish("killed", reason="output_mb")
         elif now > self._deadline and self._waits_since is None:
             self._finish("timeout", reason="wall_s")
@@ -304,12 +315,12 @@ class Sandbox:
         for name in ("stdout", "stderr", "channel"):  # what is left in the pipes, now that nobody writes
             while name in self._spawned.fds and self._read(name):
                 pass
-        if status == "exited" and self._produced > self._limits.output_mb * 2**20:
+        if status == "exited" and self._produced > self._output_bytes:
             status, returncode, reason = "killed", None, "output_mb"
         if returncode == -signal.SIGXCPU:
             status, returncode, reason = "timeout", None, "cpu"
-        stdout, stderr = bytes(self._received["stdout"]), bytes(self._received["stderr"])
-        self.result = Result(status, returncode, stdout, stderr, reason, seconds)
+        stdout = bytes(self._received["stdout"][: self._output_bytes])
+        self.result = Result(status, returncode, stdout, bytes(self._received["stderr"]), reason, seconds)
 
     def _kill(self) -> None:
         """Ends all processes inside and waits until they are gone."""

@@ -11,6 +11,7 @@ stay as a zombie for ever in containers whose first process does not reap.
 
 from __future__ import annotations
 
+import marshal
 import os
 import resource
 import sys
@@ -37,7 +38,7 @@ def restrict(limits: dict[str, int], uid: int | None) -> None:
 
 def start(spec: dict[str, Any]) -> None:
     """Forks. The parent never returns; the child becomes `spec["argv"]` or, if that is empty, runs `spec["program"]`,
-    Python source, which finds the number of its socket in `sys.argv[1]`."""
+    marshalled Python code, which finds the number of its socket in `sys.argv[1]`."""
     os.write(spec["control_fd"], b"ready\n")
     child = os.fork()
     if child:
@@ -56,4 +57,4 @@ def start(spec: dict[str, Any]) -> None:
             os.write(2, f"{spec['argv'][0]}: {error}\n".encode())
             os._exit(127)
     sys.argv = ["program", str(spec["channel_fd"])]
-    exec(compile(spec["program"], "program", "exec", dont_inherit=True), {"__name__": "__program__"})
+    exec(marshal.loads(spec["program"]), {"__name__": "__program__"})
