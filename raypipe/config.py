@@ -67,9 +67,7 @@ class RolloutConfig:
     n: int = key(8, "samples of each prompt (the group)")
     max_response_length: int = key(1024, "longest response in tokens; longer ones end with finish_reason length")
     temperature: float = key(1.0, "sampling temperature, also applied to the learner's log-probs")
-    top_p: float = key(
-        1.0, "nucleus sampling bound in (0, 1]; below 1 the learner's log-probs differ from the engine's"
-    )
+    top_p: float = key(1.0, "nucleus sampling bound; below 1 the learner's log-probs differ from the engine's")
     stop: list[str] = key([], "strings that end a response, kept in it")
     samples_per_block: int = key(1, "samples of one prompt that travel together, 1 to rollout.n: the streaming grain")
 
@@ -86,9 +84,7 @@ class EngineConfig:
     max_num_seqs: int = key(256, "requests that one engine runs at the same time")
     enforce_eager: bool = key(False, "no CUDA graphs (nor torch.compile): slower, starts faster")
     weight_transfer: str = key("auto", "how weights reach engines: auto | nccl (GPU) | object_store (any device)")
-    max_mismatch_kl: float = key(
-        0.05, "alarm when the learner and the engines disagree: KL of their log-probs per token, nats"
-    )
+    max_mismatch_kl: float = key(0.05, "alarm when learner and engines disagree by more, in nats of KL per token")
 
 
 @dataclass(frozen=True)
@@ -146,6 +142,9 @@ class TrainConfig:
 @dataclass(frozen=True)
 class PipelineConfig:
     max_staleness: int = key(0, "how many weight versions a sample may lag behind the learner; 0: on-policy")
+    plans_ahead: int = key(
+        1, "plans that wait at the gate behind the one at work; more where iterations take few seconds"
+    )
 
 
 @dataclass(frozen=True)
@@ -165,6 +164,7 @@ class LogConfig:
     timelines: list[int] = key([1, 2], "iterations whose timeline is drawn, besides the last")
     samples: int = key(4, "best and worst samples that are saved each iteration")
     quiet: bool = key(False, "no progress inside an iteration")
+    workers: bool = key(False, "also print what Ray's worker processes print; it is in Ray's session folder anyway")
     dashboard: bool = key(True, "start Ray's dashboard on this machine, at 127.0.0.1")
 
 
@@ -239,6 +239,7 @@ BOUNDS = {
     "train.micro_batch_tokens": (1, None),
     "train.threads": (0, None),
     "pipeline.max_staleness": (0, 0),
+    "pipeline.plans_ahead": (1, 8),
     "checkpoint.every": (0, None),
     "checkpoint.keep_last": (1, None),
     "eval.every": (0, None),
@@ -246,6 +247,8 @@ BOUNDS = {
     "log.samples": (0, None),
 }
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+# reward/<name> is a metric of its own.
+RESERVED_GRADER_NAMES = ("mean", "std", "heldout_mean", "heldout_samples")
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
@@ -268,7 +271,10 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
     except OmegaConfBaseException as error:
         raise ValueError(_explain(error, merged, path)) from None
     assert isinstance(config, Config)
-    check(config)
+    try:
+        check(config)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return _resolve_paths(config, path.parent)
 
 
@@ -318,8 +324,8 @@ def _check_across(config: Config) -> None:
         )
     if rollout.n < 2 and algorithm.adv_estimator in GROUP_ESTIMATORS:
         raise ValueError(
-            f"rollout.n={rollout.n} with algorithm.adv_estimator={algorithm.adv_estimator}: a group of one has no baseline "
-            "and gives no learning signal; set rollout.n to 2 or more, or use reinforce_pp"
+            f"rollout.n={rollout.n} with algorithm.adv_estimator={algorithm.adv_estimator}: a group of one has no "
+            "baseline and gives no learning signal; set rollout.n to 2 or more, or use reinforce_pp"
         )
     if rollout.n % rollout.samples_per_block:
         raise ValueError(
@@ -334,13 +340,17 @@ def _check_across(config: Config) -> None:
     longest = data.max_prompt_length + rollout.max_response_length
     if train.micro_batch_tokens < longest:
         raise ValueError(
-            f"train.micro_batch_tokens={train.micro_batch_tokens} is below the longest sample, data.max_prompt_length + "
-            f"rollout.max_response_length = {longest}; raise it to at least {longest}"
+            f"train.micro_batch_tokens={train.micro_batch_tokens} is below the longest sample, data.max_prompt_length "
+            f"+ rollout.max_response_length = {longest}; raise it to at least {longest}"
         )
     names = [grader_name(g) for g in config.grade.graders]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"grade.graders: two graders are called {name!r}; give each a name of its own (name: ...)")
+        if name in RESERVED_GRADER_NAMES:
+            raise ValueError(
+                f"grade.graders: {name!r} is the name of a metric, reward/{name}; choose another (name: ...)"
+            )
     grader_actors(config)
     if config.run.name != Path(config.run.name).name or config.run.name.startswith("."):
         raise ValueError(
@@ -460,13 +470,14 @@ def _names(cls: Any) -> list[str]:
 def _explain(error: OmegaConfBaseException, merged: Any, path: Path) -> str:
     name = error.full_key or "config"
     what = str(error).splitlines()[0]
-    if "Missing mandatory value" in what:
+    if "missing mandatory value" in what.lower():
         return f"{path}: {name} is required and not set; add it to the file or write {name}=... on the command line"
     try:
         value = OmegaConf.select(merged, re.sub(r"\[(\d+)\]", r".\1", name))
     except OmegaConfBaseException:
         value = None
-    return f"{path}: {name}={value!r} has the wrong type: {what}"
+    hint = f"; write a list: {name}=[{value}]" if "not a ListConfig" in what else ""
+    return f"{path}: {name}={value!r} has the wrong type: {what}{hint}"
 
 
 def _values(config: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -1,8 +1,8 @@
-"""The feed: one rank's rows, iteration after iteration, each plan opened one iteration ahead.
+"""The feed: one rank's rows, iteration after iteration, each plan opened ahead of its turn.
 
 In: split iterators from the plan server. Out: an iteration's rows as they arrive. A Ray Data plan takes seconds to
-start (processes, imports) and starts only when every rank opens its iterator, so iteration k+1's is opened by a thread
-as soon as k's first rows arrive; its requests wait at the engines' gate. The switch then costs milliseconds.
+start (processes, imports) and starts only when every rank opens its iterator, so a thread opens iteration k+1's while
+k's rows arrive; its requests wait at the engines' gate. The switch then costs milliseconds.
 """
 
 import queue
@@ -20,10 +20,11 @@ class Feed:
     server: handle of the PlanServer actor.
     rank, attempt: this learner process, and how often its group has been started.
     last: the last iteration that there is.
+    ahead: how many plans wait behind the one that is read.
     """
 
-    def __init__(self, server: Any, rank: int, attempt: int, last: int):
-        self.server, self.rank, self.attempt, self.last = server, rank, attempt, last
+    def __init__(self, server: Any, rank: int, attempt: int, last: int, ahead: int = 1):
+        self.server, self.rank, self.attempt, self.last, self.ahead = server, rank, attempt, last, ahead
         self.queues: dict[int, queue.Queue] = {}
         self.lock = threading.Lock()
 
@@ -32,7 +33,8 @@ class Feed:
 
         Raises whatever the plan raised.
         """
-        self._open(iteration)
+        for soon in range(iteration, iteration + self.ahead):
+            self._open(soon)
         while (item := self.queues[iteration].get()) is not _END:
             if isinstance(item, BaseException):
                 raise item
@@ -50,10 +52,11 @@ class Feed:
         out = self.queues[iteration]
         try:
             shard = ray.get(self.server.iterator.remote(iteration, self.attempt, self.rank))
-            for batch in shard.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
-                out.put(batch.to_pylist())
-                self._open(iteration + 1)
-            self._open(iteration + 1)
+            if shard is not None:
+                for batch in shard.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
+                    out.put(batch.to_pylist())
+                    self._open(iteration + self.ahead)
+            self._open(iteration + self.ahead)
             out.put(_END)
         except BaseException as error:  # handed to the rank's main thread, which raises it
             out.put(error)

@@ -46,7 +46,7 @@ def learn(job: dict[str, Any]) -> None:
     publisher = WeightPublisher()
     if start:
         publisher.publish(learner.policy.model, start, engines)
-    feed = Feed(job["server"], rank, attempt=job["attempt"], last=config.run.iterations)
+    feed = Feed(job["server"], rank, job["attempt"], config.run.iterations, config.pipeline.plans_ahead)
     for iteration in range(start, config.run.iterations):
         spans = Spans(rank)
         with spans("wait for rows"):

@@ -63,8 +63,6 @@ METRICS = {
     "grad_norm": ("", "norm of the gradient before clipping, mean over optimizer steps"),
     "lr": ("", "learning rate"),
 }
-# A grader of one of these names would write over another metric.
-RESERVED_GRADER_NAMES = ("mean", "std", "heldout_mean", "heldout_samples")
 # A grader that makes up a name a sample must not make a metric a sample; the rarest names are left out.
 MAX_NAMED_VALUES = 64
 

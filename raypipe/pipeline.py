@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import ray.data
 from ray.data import ActorPoolStrategy, DataContext, Dataset
 from ray.data._internal.execution import streaming_executor_state
 from ray.data._internal.execution.execution_callback import ExecutionCallback
+
+# Keeps the blocks as they are; from_items would split the rows anew, from_arrow runs a Ray task for each block.
+from ray.data.read_api import from_blocks
 
 from raypipe.stages.generate import Generate
 from raypipe.stages.grade import Grade
@@ -23,6 +25,8 @@ from raypipe.stages.grade import Grade
 # Seconds that the executor sleeps while any task is unfinished, here always. Ray's 0.1 caps a stage at
 # max_tasks_in_flight / 0.1 s blocks a second and adds up to 0.1 s to each hop.
 EXECUTOR_WAIT_S = 0.01
+# Seconds that a plan's own, light processes may take to start before the plan fails.
+START_LIMIT_S = 600
 _EXECUTOR_WAIT = "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S"
 
 
@@ -56,7 +60,7 @@ def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
     fewest, most = workers.grade_actors
     in_flight = len(blocks)  # every block may be at the engines at once; the engines have the queue and the gate
     plan = (
-        ray.data.from_arrow(blocks)
+        from_blocks(blocks)
         .map_batches(
             Generate,
             fn_constructor_kwargs={"engines": workers.engines, "plan": name, "sampling": workers.sampling},
@@ -89,6 +93,8 @@ def set_context(context: DataContext) -> None:
     """Makes Ray Data stream one block at a time without waiting, dropping or giving up."""
     context.target_max_block_size = None  # one block per task
     context.execution_options.preserve_order = False  # a finished block never waits for an earlier one
+    # Nothing is generated before graders are there to take it; else the first samples of a cold plan wait for them.
+    context.wait_for_min_actors_s = START_LIMIT_S
     context.execution_no_progress_timeout_s = -1  # a plan may wait at the gate for as long as training takes
     context.downstream_capacity_backpressure_ratio = None
     context.max_errored_blocks = 0  # nothing is dropped silently

@@ -45,20 +45,23 @@ class PlanServer:
         self.reports: dict[int, list[Any]] = {}
         self.reported = threading.Condition()
 
-    def iterator(self, iteration: int, attempt: int, rank: int) -> DataIterator:
-        """The rank's part of an iteration's rows; the first to ask has the plan made."""
+    def iterator(self, iteration: int, attempt: int, rank: int) -> DataIterator | None:
+        """The rank's part of an iteration's rows, or None if it has none; the first to ask has the plan made."""
         with self.lock:
             if attempt > self.attempt:
                 self._abandon(attempt)
             key = (iteration, attempt)
             if key not in self.plans:
                 self.plans[key] = self._make(iteration, attempt)
-            return self.plans[key].iterators[rank]
+            iterators = self.plans[key].iterators
+            return iterators[rank] if iterators else None
 
     def _make(self, iteration: int, attempt: int) -> Plan:
         # Not run/iteration: Ray makes the name part of a log file's path.
         name = f"{self.config.run.name}.{iteration:06d}" + (f".{attempt}" if attempt else "")
         blocks = iteration_blocks(self.config, iteration, self.order, self.train, self.heldout)
+        if not blocks:  # the last iteration, without held-out prompts
+            return Plan(name, [])
         plan = build_plan(name, blocks, self.workers)
         return Plan(name, plan.streaming_split(self.config.train.ranks, equal=False, locality_hints=None))
 

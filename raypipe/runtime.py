@@ -6,6 +6,7 @@ started once, in parallel, and ended together; plans come and go in between.
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -38,15 +39,18 @@ def start_ray(config: Config, asked: list[Demand]) -> None:
     local: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):
         cpus = sum(demand.count * demand.cpus for demand in asked)
-        local = {"num_cpus": max(len(os.sched_getaffinity(0)), int(cpus + 0.999)), "dashboard_host": "127.0.0.1",
-                 "include_dashboard": config.log.dashboard}  # fmt: skip
-    # The package and its graders may be known by the current folder alone, as in a fresh checkout.
-    environment = {
-        "env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
-    }
+        local = {
+            "address": "local",  # not a cluster that happens to run here
+            "num_cpus": max(len(os.sched_getaffinity(0)), math.ceil(cpus)),
+            "dashboard_host": "127.0.0.1",
+            "include_dashboard": config.log.dashboard,
+        }
+    # Graders may be known by the current folder alone.
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    environment = {"env_vars": {"PYTHONPATH": path}}
     ray.init(
         ignore_reinit_error=True, namespace=f"raypipe/{config.run.name}", runtime_env=environment,
-        logging_level=logging.ERROR, log_to_driver=not config.log.quiet, **local,
+        logging_level=logging.ERROR, log_to_driver=config.log.workers, **local,
     )  # fmt: skip
 
 

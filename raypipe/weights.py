@@ -21,7 +21,7 @@ import ray
 import torch
 import torch.distributed as dist
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -152,8 +152,8 @@ class Engines:
                 ray.get(call)
             except RayActorError:
                 self.lost.add(name)
-            except Exception as error:
-                raise RuntimeError(f"{name}: {error}") from error
+            except RayTaskError as error:
+                raise RuntimeError(f"{name}: {error.cause}") from error
 
     def call(self, method: str, *args: Any) -> None:
         self.finish(self.start(method, *args))
@@ -164,7 +164,7 @@ class Engines:
             if ready["name"] in self.lost:
                 try:
                     ray.get(handle.restore.remote(version))
-                except Exception as error:
+                except (RayActorError, RayTaskError) as error:
                     raise RuntimeError(f"{ready['name']} died and could not come back: {error}") from error
 
 

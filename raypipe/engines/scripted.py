@@ -5,6 +5,7 @@ timed without one. Everything follows from the request's seed, so a repeated req
 """
 
 import asyncio
+import os
 import random
 import time
 from typing import Any
@@ -34,7 +35,6 @@ class ScriptedEngine:
         self.slots = asyncio.Semaphore(concurrency)
         self.running: dict[str, set[asyncio.Task]] = {}
         self.served = 0
-        self.starts = 1
 
     async def ready(self) -> dict[str, Any]:
         return {"name": self.name, "device": "scripted", "version": self.gate.version}
@@ -87,7 +87,12 @@ class ScriptedEngine:
         return len(tasks)
 
     async def stats(self) -> dict[str, Any]:
-        return {"served": self.served, "starts": self.starts, "version": self.gate.version}
+        return {
+            "served": self.served,
+            "waiting": self.gate.waiting,
+            "version": self.gate.version,
+            "pid": os.getpid(),
+        }
 
     async def close(self) -> None:
         pass

@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 import torch
@@ -85,7 +85,7 @@ class VLLMEngine:
         threading.Thread(target=self._exit_with_core, name="exit-with-core", daemon=True).start()
         self.gate = Gate(None)  # _start opens it
         self.starting: asyncio.Task[None] | None = None
-        self.updating = self.paused = False
+        self.updating = self.paused = self.broken = False
         self.tasks: dict[tuple[str, str], asyncio.Task[dict[str, Any]]] = {}
         # Results whose receiver may have died before it had them: as many as can run at once, twice over.
         self.recent: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
@@ -249,6 +249,8 @@ class VLLMEngine:
 
     async def start_update(self, in_flight: bool = False) -> None:
         """Closes the gate and brings the engine to rest: running requests are frozen (in_flight) or finish first."""
+        if self.broken:
+            self._exit("new weights while those of a failed update are half loaded")
         self.gate.close()
         if self.updating:  # by a learner that is gone
             await self.llm.finish_weight_update()
@@ -262,7 +264,8 @@ class VLLMEngine:
         """One part of the new weights, in the form of the weight-transfer backend."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        await self.llm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
+        with self._broken_on_error():
+            await self.llm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
 
     async def update_bucket(self, bucket: Bucket) -> None:
         """One bucket of the new weights, handed to the EngineCore through an anonymous memory file.
@@ -280,7 +283,8 @@ class VLLMEngine:
 
     async def finish_update(self, version: int) -> None:
         """Switches to the new weights and lets the requests pass that `version` satisfies."""
-        await self.llm.finish_weight_update(str(version))
+        with self._broken_on_error():
+            await self.llm.finish_weight_update(str(version))
         self.updating = False
         if not self.paused and not await self.llm.reset_prefix_cache():  # a pause has already dropped it
             raise RuntimeError("the prefix cache of the old weights could not be dropped")
@@ -289,6 +293,16 @@ class VLLMEngine:
             await self.llm.resume_generation()
             self.paused = False
         self.gate.open(version)
+
+    @contextmanager
+    def _broken_on_error(self) -> Iterator[None]:
+        """Layers that vLLM has half loaded cannot be taken back: the engine starts again, once the caller knows why."""
+        try:
+            yield
+        except Exception:
+            self.broken = True
+            asyncio.get_running_loop().call_later(1.0, self._exit, "a weight update failed")
+            raise
 
     @ray.method(max_task_retries=-1)
     async def restore(self, version: int) -> None:
@@ -340,8 +354,11 @@ class VLLMEngine:
 
     def _exit_if_dead(self) -> None:
         if self.llm.errored and not self.closed:
-            self._log("vLLM's EngineCore died; ending the engine, so that Ray starts it again")
-            os._exit(1)
+            self._exit("vLLM's EngineCore died")
+
+    def _exit(self, reason: str) -> NoReturn:
+        self._log(f"{reason}; ending the engine, so that Ray starts it again")
+        os._exit(1)
 
     def _log(self, message: str) -> None:
         print(f"{self.name}: {message}", file=sys.stderr, flush=True)

@@ -47,23 +47,24 @@ class Generate:
             "plan": self.plan,
             **self.sampling[row["purpose"]],
         }
-        began = time.time()
-        for attempt in range(self.attempts):
-            name = self._choose(row["group_id"], avoid_home=attempt > 0)
+        began, tried = time.time(), []
+        while True:
+            name = self._choose(row["group_id"], tried)
+            tried.append(name)
             self.in_flight[name] += 1
             try:
                 return await self.engines[name].generate.remote(request)
             except ray.exceptions.RayActorError as error:
-                failure = f"{name}: {type(error).__name__}: {error}"
+                if len(tried) == self.attempts:
+                    return failed(f"{name}: {type(error).__name__}: {error}", name, began)
             finally:
                 self.in_flight[name] -= 1
-        return failed(failure, name, began)
 
-    def _choose(self, group_id: int, avoid_home: bool) -> str:
+    def _choose(self, group_id: int, tried: list[str]) -> str:
         """The engine of this prompt: where its earlier samples went, else the one with the fewest requests."""
-        if avoid_home or group_id not in self.home:
-            others = [name for name in self.engines if name != self.home.get(group_id)] or list(self.engines)
-            self.home[group_id] = min(others, key=lambda name: self.in_flight[name])
+        if self.home.get(group_id) in [None, *tried]:
+            untried = [name for name in self.engines if name not in tried] or list(self.engines)
+            self.home[group_id] = min(untried, key=lambda name: self.in_flight[name])
         return self.home[group_id]
 
 

@@ -1,0 +1,90 @@
+"""A run without models, for tests and benchmarks: the real plan, gate, plan server, feed and grade dispatcher around
+scripted engines.
+
+In: a config and how engines should behave. Out: a `ScriptedRun` whose rows are read as a learner rank reads them.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from raypipe.config import Config, grader_actors
+from raypipe.engines.scripted import ScriptedEngine
+from raypipe.feed import Feed
+from raypipe.grading.dispatcher import start_dispatcher
+from raypipe.pipeline import Workers
+from raypipe.plans import PlanServer
+from raypipe.prompts import Prompt
+
+
+@dataclass
+class ScriptedRun:
+    config: Config
+    engines: list[Any]
+    dispatcher: Any
+    server: Any
+
+    def feed(self, rank: int = 0, attempt: int = 0) -> Feed:
+        return Feed(self.server, rank, attempt, self.config.run.iterations)
+
+    def open_gates(self, version: int) -> None:
+        ray.get([engine.open_gate.remote(version) for engine in self.engines])
+
+    def rows(self, feeds: list[Feed], iteration: int) -> list[list[dict]]:
+        """An iteration's rows, all ranks reading at the same time, by rank."""
+        found: list[list[dict]] = [[] for _ in feeds]
+
+        def read(rank: int) -> None:
+            for block in feeds[rank].rows(iteration):
+                received = time.time()
+                found[rank] += [row | {"received": received} for row in block]
+
+        threads = [threading.Thread(target=read, args=(rank,)) for rank in range(len(feeds))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads), "an iteration did not end within 120 s"
+        return found
+
+
+@contextmanager
+def scripted_run(
+    config: Config, prompts: int = 32, heldout: int = 0, engines: int = 1, **engine: Any
+) -> Iterator[ScriptedRun]:
+    """`engine` are arguments of ScriptedEngine, e.g. seconds=(0.1, 0.5)."""
+    name = config.run.name
+    actors = [
+        ray.remote(ScriptedEngine)
+        .options(name=f"{name}/engine-{i}", num_cpus=0, max_concurrency=4096)
+        .remote(f"engine-{i}", **engine)
+        for i in range(engines)
+    ]
+    dispatcher = start_dispatcher(config.grade, grader_actors(config), name, cpus_per_host=0)
+    ray.get([dispatcher.start.remote(), *(actor.ready.remote() for actor in actors)])
+    workers = Workers(
+        engines=[f"{name}/engine-{i}" for i in range(engines)],
+        dispatcher=f"{name}/grade-dispatcher",
+        grade_actors=grader_actors(config),
+        sampling={
+            "train": {"max_tokens": config.rollout.max_response_length, "temperature": 1.0},
+            "heldout": {"max_tokens": config.rollout.max_response_length, "temperature": 0.0},
+        },
+    )
+    data = [Prompt(f"p{i}", "toy", f"q{i}", [1 + i % 50, 2, 3], '"1"', "{}") for i in range(prompts + heldout)]
+    server = (
+        ray.remote(PlanServer)
+        .options(name=f"{name}/plans", num_cpus=0, max_concurrency=16)
+        .remote(config, data[:prompts], data[prompts:], workers)
+    )
+    try:
+        yield ScriptedRun(config, actors, dispatcher, server)
+    finally:
+        ray.get(dispatcher.close.remote())
+        for actor in [*actors, dispatcher, server]:
+            ray.kill(actor)

@@ -1,0 +1,150 @@
+"""Configs: every mistake is refused with the key, the value and the fix; `--help` and `--dry-run` tell what is needed."""
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import save_model, tiny_model
+
+from raypipe.config import Config, grader_actors, help_text, load_config, to_yaml
+from raypipe.preflight import preflight
+from raypipe.train import main
+
+CASES = Path(__file__).parent / "cases" / "prompts"
+EXPECTED = [case for case in json.loads((CASES / "expect.json").read_text()) if case["what"] == "config"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_model(tiny_model(), tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def folder(tmp_path, model) -> Path:
+    """A folder with a good config and its data; `write` other configs beside it."""
+    (tmp_path / "ok.jsonl").write_bytes((CASES / "ok.jsonl").read_bytes())
+    for path in CASES.glob("c*.yaml"):
+        (tmp_path / path.name).write_text(path.read_text().replace("{{MODEL}}", str(model)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", EXPECTED, ids=lambda case: case["kind"])
+def test_configs_of_the_cases(case, folder):
+    path = folder / case["file"]
+    if case["accepted"]:
+        assert preflight(load_config(path)).fits
+        return
+    with pytest.raises(ValueError) as error:
+        preflight(load_config(path))
+    message = str(error.value).lower()
+    for names in case.get("must_name", []):
+        assert any(name.lower() in message for name in names), message
+
+
+def good(folder: Path, *overrides: str) -> Config:
+    return load_config(folder / "c34_good_config.yaml", list(overrides))
+
+
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ("rollout.n=0", ["rollout.n", "0", "at least 1"]),
+        ("rollout.top_p=1.5", ["rollout.top_p", "1.5", "between"]),
+        ("rollout.samples_per_block=3", ["rollout.samples_per_block", "3", "divide", "rollout.n=4"]),
+        ("train.micro_batch_tokens=10", ["train.micro_batch_tokens", "10", "96"]),
+        ("train.lr=.inf", ["train.lr", "inf"]),
+        ("grade.workers=two", ["grade.workers", "two", "2..8"]),
+        ("grade.workers=4..2", ["grade.workers", "4..2"]),
+        ("grade.graders=[]", ["grade.graders", "required"]),
+        ("grade.graders=[{path: a:X}, {path: b:X}]", ["grade.graders", "'X'", "name"]),
+        ("grade.graders=[{path: a:X, name: mean}]", ["grade.graders", "'mean'", "name"]),
+        ("grade.graders=[{kwargs: {a: 1}}]", ["path", "required"]),
+        ("data.train_files=[]", ["data.train_files", "required"]),
+        ("data.train_files=ok.jsonl", ["data.train_files", "ok.jsonl", "list"]),
+        ("run.name=a/b", ["run.name", "a/b"]),
+        ("run.resume=maybe", ["run.resume", "maybe", "auto"]),
+        ("model.dtype=float16", ["model.dtype", "float16", "bfloat16"]),
+        ("max_response_length=3", ["max_response_length", "rollout.max_response_length"]),
+        ("rollout", ["'rollout'", "key=value"]),
+        ("rollout.stop=[", ["rollout.stop"]),
+    ],
+)
+def test_wrong_overrides_are_refused_by_name(override, names, folder):
+    with pytest.raises(ValueError) as error:
+        good(folder, override)
+    for name in names:
+        assert name in str(error.value)
+
+
+def test_overrides_replace_the_file_and_keep_their_types(folder):
+    config = good(folder, "train.lr=3e-6", "rollout.stop=[a, b]", "grade.workers=2..6", "grade.graders.0.max_batch=2")
+    assert config.train.lr == 3e-6
+    assert config.rollout.stop == ["a", "b"]
+    assert grader_actors(config) == (2, 6)
+    assert config.grade.graders[0].max_batch == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.train.lr = 1.0  # type: ignore[misc]
+
+
+def test_what_a_run_writes_down_reads_back_as_the_same_config(folder, tmp_path):
+    config = good(folder, "rollout.temperature=0.7")
+    (tmp_path / "again.yaml").write_text(to_yaml(config))
+    assert load_config(tmp_path / "again.yaml") == config
+
+
+def test_paths_are_found_beside_the_config_first(folder, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "only_here.jsonl").write_text("")
+    monkeypatch.chdir(elsewhere)
+    config = good(folder, "data.train_files=[ok.jsonl, only_here.jsonl]")
+    assert config.data.train_files == [str(folder / "ok.jsonl"), str(elsewhere / "only_here.jsonl")]
+
+
+def test_every_key_is_in_the_help_with_its_meaning():
+    text = help_text()
+    for part in dataclasses.fields(Config):
+        for field in dataclasses.fields(part.type):  # type: ignore[arg-type]
+            line = next(line for line in text.splitlines() if line.split()[:1] == [f"{part.name}.{field.name}"])
+            assert field.metadata["doc"] in line
+
+
+def test_help_and_config_import_nothing_heavy():
+    code = (
+        "import sys\nfrom raypipe.train import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'pyarrow', 'numpy'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+    assert "rollout.temperature" in out
+
+
+def test_dry_run_prints_the_resource_plan(folder, capsys):
+    assert main(["--config", str(folder / "c34_good_config.yaml"), "--dry-run", "grade.workers=3"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"grader host\W+3\W+2\W+0", out)
+    assert "train: 8 prompts" in out and out.strip().endswith("fits")
+
+
+def test_dry_run_says_what_does_not_fit(folder, capsys):
+    assert main(["--config", str(folder / "c34_good_config.yaml"), "--dry-run", "engine.num_gpus=64"]) == 1
+    assert "64 GPUs are asked for" in capsys.readouterr().out
+
+
+def test_a_mistake_ends_the_command_with_one_line(folder, capsys):
+    assert main(["--config", str(folder / "c34_good_config.yaml"), "rollout.m=4"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and "rollout.m" in error and "Traceback" not in error
+
+
+def test_unsafe_weights_are_not_read(folder, tmp_path):
+    bad = tmp_path / "pickled"
+    bad.mkdir()
+    (bad / "config.json").write_text("{}")
+    (bad / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match="safetensors"):
+        preflight(good(folder, f"model.path={bad}"))

@@ -1,0 +1,196 @@
+"""The plan on real Ray Data: streaming, nothing lost, early start behind the gate, engines that outlive plans."""
+
+import time
+from collections import Counter
+
+import pytest
+import ray
+from ray.data._internal.execution import streaming_executor_state
+
+from raypipe import pipeline
+from raypipe.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    GradeConfig,
+    GraderConfig,
+    ModelConfig,
+    PipelineConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainConfig,
+)
+from raypipe.plans import iteration_blocks, sample_seed
+from raypipe.prompts import Prompt, PromptOrder
+from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, check_columns
+from raypipe.scripted import scripted_run
+
+PROMPTS = [Prompt(f"p{i}", "toy", f"q{i}", [1, 2], '"1"', "{}") for i in range(10)]
+
+
+def config_for(name: str, prompts: int = 4, n: int = 4, ranks: int = 1, iterations: int = 3, grain: int = 1) -> Config:
+    return Config(
+        run=RunConfig(name=name, iterations=iterations),
+        model=ModelConfig(path="scripted"),
+        data=DataConfig(train_files=["toy.jsonl"], train_batch_size=prompts),
+        rollout=RolloutConfig(n=n, max_response_length=16, samples_per_block=grain),
+        grade=GradeConfig(graders=[GraderConfig(path="toy_graders:FirstTokenGrader")], processes=1),
+        train=TrainConfig(ranks=ranks),
+    )
+
+
+# -- pure --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_executor_still_has_the_wait_that_is_shortened():
+    assert streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S in (0.1, pipeline.EXECUTOR_WAIT_S)
+
+
+def blocks_of(config: Config, iteration: int, heldout: list[Prompt] = []):  # noqa: B006
+    order = PromptOrder(len(PROMPTS), config.data.train_batch_size, config.run.seed, shuffle=True)
+    return iteration_blocks(config, iteration, order, PROMPTS, heldout)
+
+
+def test_an_iteration_is_blocks_of_one_prompt():
+    blocks = blocks_of(config_for("x", prompts=3, n=6, grain=2), 1)
+    assert [len(block) for block in blocks] == [2] * 9
+    rows = [row for block in blocks for row in block.to_pylist()]
+    assert [row["sample_id"] for row in rows] == [f"1/{group}/{member}" for group in range(3) for member in range(6)]
+    assert all(len(set(block["prompt_id"].to_pylist())) == 1 for block in blocks)
+    assert len({row["seed"] for row in rows}) == 18
+    assert {row["min_version"] for row in rows} == {1} and {row["group_size"] for row in rows} == {6}
+    check_columns(blocks[0], PROMPT_COLUMNS, "test")
+
+
+def test_an_iteration_is_the_same_whenever_it_is_made_again():
+    config = config_for("x")
+    assert blocks_of(config, 2) == blocks_of(config, 2) != blocks_of(config, 1)
+
+
+def test_seeds_depend_on_the_run_and_the_sample():
+    assert sample_seed(0, "1/2/3") == sample_seed(0, "1/2/3")
+    assert len({sample_seed(seed, sample) for seed in (0, 1) for sample in ("1/2/3", "1/2/4")}) == 4
+
+
+def test_held_out_prompts_come_first_last_and_every_n_iterations():
+    config = config_for("x", iterations=5)
+    config = Config(**{**vars(config), "eval": EvalConfig(every=2)})
+    counts = [
+        Counter(row["purpose"] for block in blocks_of(config, i, PROMPTS[:2]) for row in block.to_pylist())
+        for i in range(6)
+    ]
+    assert [count["heldout"] for count in counts] == [2, 0, 2, 0, 2, 2]
+    assert [count["train"] for count in counts] == [16] * 5 + [0]
+
+
+def test_a_stage_names_the_column_that_is_missing():
+    block = blocks_of(config_for("x"), 0)[0].drop_columns(["seed"])
+    with pytest.raises(ValueError, match=r"Generate reads the columns \['seed'\]"):
+        check_columns(block, PROMPT_COLUMNS, "Generate")
+
+
+# -- on Ray ------------------------------------------------------------------------------------------------------------
+
+
+def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
+    config = config_for("stream", prompts=6, n=4, iterations=3)
+    with scripted_run(config, engines=2, seconds=(0.2, 1.2)) as run:
+        feed = run.feed()
+        ends = []
+        for iteration in range(3):
+            [rows] = run.rows([feed], iteration)
+            assert sorted(row["sample_id"] for row in rows) == sorted(
+                f"{iteration}/{group}/{member}" for group in range(6) for member in range(4)
+            )
+            assert set(rows[0]) >= {*PROMPT_COLUMNS, *GENERATE_COLUMNS, *GRADE_COLUMNS}
+            assert {row["grade_status"] for row in rows} == {"ok"}
+            assert all(row["score"] == row["response_ids"][0] % 2 for row in rows)
+            assert all(set(row["weight_versions"]) == {iteration} for row in rows)
+            # Grading starts, and the learner has its first sample, before the last one is generated.
+            last = max(row["generate_end"] for row in rows)
+            assert min(row["grade_start"] for row in rows) < last
+            assert min(row["received"] for row in rows) < last
+            assert {row["engine"] for row in rows} == {"engine-0", "engine-1"}
+            by_group = {row["group_id"]: set() for row in rows}
+            for row in rows:
+                by_group[row["group_id"]].add(row["engine"])
+            assert all(len(engines) == 1 for engines in by_group.values()), "a prompt's samples share an engine"
+            ends.append(max(row["received"] for row in rows))
+            run.open_gates(iteration + 1)
+        # Engines are resident: one process each, for all plans.
+        stats = ray.get([engine.stats.remote() for engine in run.engines])
+        assert sum(stat["served"] for stat in stats) == 72
+        assert len({stat["pid"] for stat in stats}) == 2
+
+
+def test_the_next_plan_waits_at_the_gate(ray_session):
+    config = config_for("gate", prompts=4, n=4, iterations=2)
+    with scripted_run(config, seconds=(0.05, 0.3)) as run:
+        feed = run.feed()
+        run.rows([feed], 0)
+        deadline = time.time() + 30
+        while ray.get(run.engines[0].stats.remote())["waiting"] < 16:
+            assert time.time() < deadline, "the next iteration's requests do not wait at the gate"
+            time.sleep(0.05)
+        opened = time.time()
+        run.open_gates(1)
+        [rows] = run.rows([feed], 1)
+        first = min(row["generate_start"] for row in rows) - opened
+        assert 0 <= first < 0.3, f"{first} s from open gate to the first running request"
+
+
+def test_with_staleness_requests_pass_the_gate_earlier(ray_session):
+    config = config_for("stale", iterations=2)
+    config = Config(**{**vars(config), "pipeline": PipelineConfig(max_staleness=1)})
+    with scripted_run(config) as run:
+        feed = run.feed()
+        run.rows([feed], 0)
+        [rows] = run.rows([feed], 1)  # no gate was opened
+        assert {version for row in rows for version in row["weight_versions"]} == {0}
+
+
+@pytest.mark.parametrize(("prompts", "n", "grain"), [(13, 1, 1), (1, 3, 1), (5, 4, 2)])
+def test_two_ranks_get_every_sample_once(ray_session, prompts, n, grain):
+    config = config_for(f"ranks-{prompts}-{n}", prompts=prompts, n=n, ranks=2, iterations=2, grain=grain)
+    with scripted_run(config, seconds=(0.0, 0.2)) as run:
+        feeds = [run.feed(0), run.feed(1)]
+        for iteration in range(2):
+            parts = run.rows(feeds, iteration)
+            ids = [row["sample_id"] for part in parts for row in part]
+            assert sorted(ids) == sorted(f"{iteration}/{g}/{m}" for g in range(prompts) for m in range(n))
+            run.open_gates(iteration + 1)
+
+
+def test_held_out_samples_travel_in_the_same_plan(ray_session):
+    config = config_for("heldout", prompts=2, n=2, iterations=1)
+    with scripted_run(config, heldout=3) as run:
+        feed = run.feed()
+        [rows] = run.rows([feed], 0)
+        assert Counter(row["purpose"] for row in rows) == {"train": 4, "heldout": 3}
+        run.open_gates(1)
+        [rows] = run.rows([feed], 1)
+        assert Counter(row["purpose"] for row in rows) == {"heldout": 3}
+        assert {version for row in rows for version in row["weight_versions"]} == {1}
+
+
+def test_a_restarted_group_gets_a_plan_of_its_own_and_the_old_one_is_aborted(ray_session):
+    config = config_for("again", prompts=2, n=2, iterations=1)
+    with scripted_run(config, seconds=(0.0, 0.1)) as run:
+        run.rows([run.feed()], 0)
+        # The plan of iteration 1 (there is only iteration 0 to train) never opens its gate; a new attempt starts over.
+        [rows] = run.rows([run.feed(attempt=1)], 0)
+        assert sorted(row["sample_id"] for row in rows) == ["0/0/0", "0/0/1", "0/1/0", "0/1/1"]
+
+
+def test_an_engine_that_dies_is_left_for_another(ray_session):
+    config = config_for("death", prompts=4, n=4, iterations=0)
+    config = Config(**{**vars(config), "run": RunConfig(name="death", iterations=1)})
+    with scripted_run(config, engines=2, seconds=(1.0, 3.0)) as run:
+        feed = run.feed()
+        blocks = feed.rows(0)
+        rows = next(blocks)
+        ray.kill(run.engines[0])
+        for block in blocks:
+            rows += block
+        assert len({row["sample_id"] for row in rows}) == 16
+        assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
