@@ -81,8 +81,8 @@ def load_grader(path: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
         return _adapt(path, found, dict(kwargs))
     elif lacking := [n for n, parameter in names.items() if _is_required(parameter) and n not in kwargs]:
         raise ValueError(
-            f"{path!r} takes {', '.join(names)}: a reward function takes {WANTED}, and a function that returns one gets "
-            f"its arguments from kwargs, which lack {', '.join(lacking)}"
+            f"{path!r} takes {', '.join(names)}: a reward function takes {WANTED}, and a function that returns one "
+            f"gets its arguments from kwargs, which lack {', '.join(lacking)}"
         )
     else:
         _check_kwargs(path, "function", names, kwargs, filled=())

@@ -24,7 +24,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return float(solution_str == ground_truth)
 
 def compute_score_dict(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return {"score": kwargs.get("right", 1.0) if solution_str == ground_truth else -1.0, "acc": True, "who": data_source}
+    score = kwargs.get("right", 1.0) if solution_str == ground_truth else -1.0
+    return {"score": score, "acc": True, "who": data_source}
 
 def compute_score_short(solution_str, ground_truth, method="strict", score=1.0):
     return score if solution_str == ground_truth or method == "flexible" and ground_truth in solution_str else 0
@@ -354,7 +355,7 @@ def test_imports_only_the_standard_library():
         before = set(sys.modules)
         import raypipe.adapters
         new = {name.partition(".")[0] for name in set(sys.modules) - before}
-        sys.exit(", ".join(new - sys.stdlib_module_names - {"raypipe"}))
+        sys.exit(", ".join(new - sys.stdlib_module_names - {"raypipe"}) or 0)
     """
     started = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
     assert started.returncode == 0, started.stderr
