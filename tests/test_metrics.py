@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from raypipe.metrics import MAX_NAMED_VALUES, METRICS, RESERVED_GRADER_NAMES, grader_metrics, iteration_metrics, legend
+from raypipe.config import RESERVED_GRADER_NAMES
+from raypipe.metrics import MAX_NAMED_VALUES, METRICS, grader_metrics, iteration_metrics, legend
 from raypipe.timeline import summarize
 
 T = 1_700_000_000.0

@@ -6,3 +6,10 @@ class FirstTokenGrader:
 
     def __call__(self, *, data_sources, solution_strs, ground_truths, extra_infos):
         return [float(int(text.split()[0]) % 2) for text in solution_strs]
+
+
+class LetterGrader:
+    """The fraction of a response that is lower-case letters: what a random model can learn within a few steps."""
+
+    def __call__(self, *, data_sources, solution_strs, ground_truths, extra_infos):
+        return [sum("a" <= char <= "z" for char in text) / max(1, len(text)) for text in solution_strs]

@@ -1,0 +1,146 @@
+"""The command end to end on real parts: vLLM, Ray Data, Ray Train. One run, continued, and one from its checkpoint."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from tiny_models import save_model, tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from raypipe.metrics import legend
+
+ROOT = Path(__file__).parent.parent
+ITERATIONS = 6
+
+
+class Workplace:
+    """A folder with a tiny model, data and a config, and the runs made there."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.model = save_model(tiny_model(), folder / "model")
+        for name, count in (("train", 64), ("heldout", 8)):
+            rows = [{"prompt": f"{name} {i}", "answer": str(i)} for i in range(count)]
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        config = {
+            "run": {"name": "first", "dir": str(folder / "runs"), "iterations": ITERATIONS},
+            "model": {"path": str(self.model)},
+            "data": {"train_files": ["train.jsonl"], "val_files": ["heldout.jsonl"], "train_batch_size": 8,
+                     "max_prompt_length": 64},
+            "rollout": {"n": 8, "max_response_length": 32},
+            "grade": {"graders": [{"path": f"{ROOT}/tests/toy_graders.py:LetterGrader"}], "processes": 1},
+            "train": {"lr": 2e-2, "micro_batch_tokens": 4096},
+            "checkpoint": {"every": 4, "keep_last": 2},
+            "log": {"dashboard": False, "timelines": [1]},
+        }  # fmt: skip
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def train(self, *overrides: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "raypipe.train", "--config", str(self.folder / "config.yaml"), *overrides]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=dict(os.environ))
+
+    def metrics(self, run: str) -> list[dict[str, float]]:
+        lines = (self.folder / "runs" / run / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory) -> Workplace:
+    return Workplace(tmp_path_factory.mktemp("train"))
+
+
+@pytest.fixture(scope="module")
+def first(workplace) -> subprocess.CompletedProcess[str]:
+    done = workplace.train()
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+def test_reward_rises_on_training_and_held_out_prompts(workplace, first):
+    lines = workplace.metrics("first")
+    assert [line["iteration"] for line in lines] == list(range(ITERATIONS + 1))
+    assert lines[ITERATIONS - 1]["reward/mean"] > lines[0]["reward/mean"] + 0.1
+    assert lines[ITERATIONS]["reward/heldout_mean"] > lines[0]["reward/heldout_mean"]
+    assert "reward/mean" not in lines[ITERATIONS], "the last plan holds held-out prompts alone"
+
+
+def test_learner_and_engine_agree_in_every_iteration(workplace, first):
+    for line in workplace.metrics("first")[:-1]:
+        assert line["mismatch/max"] < 1e-4 and line["mismatch/kl"] < 1e-4 and line["mismatch/mean"] < 1e-4
+        assert line["staleness/max"] == 0
+        assert line["grade/ok_frac"] == 1 and line["train/skipped_steps"] == 0
+
+
+def test_grading_overlaps_generation_in_every_iteration(workplace, first):
+    for line in workplace.metrics("first")[:-1]:
+        assert line["overlap/first_grade_lead_s"] > 0
+
+
+def test_every_metric_is_in_the_legend(workplace, first):
+    names = {name for line in workplace.metrics("first") for name in line}
+    assert [name for name in names if legend(name) is None] == []
+    assert names >= {
+        "iteration", "reward/mean", "reward/heldout_mean", "policy/kl", "policy/clip_frac", "policy/entropy",
+        "mismatch/kl", "grad_norm", "lr", "response/length_mean", "response/truncated_frac", "lag/graded_p95_s",
+        "idle/generate", "idle/grade", "idle/learner", "efficiency", "tokens_per_s",
+    }  # fmt: skip
+
+
+def test_the_run_folder_holds_what_is_needed_later(workplace, first):
+    folder = workplace.folder / "runs" / "first"
+    assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["lr"] == 2e-2
+    samples = [json.loads(line) for line in (folder / "samples" / "it_000000.jsonl").read_text().splitlines()]
+    assert {sample["kind"] for sample in samples} >= {"best", "worst"}
+    assert json.loads((folder / "timelines" / "it_000001.json").read_text())["traceEvents"]
+    assert (folder / "timelines" / "it_000001.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(folder.glob("checkpoints/.*")), "no half checkpoint is left"
+
+
+def test_checkpoint_loads_in_transformers_and_is_the_trained_model(workplace, first):
+    folder = workplace.folder / "runs" / "first" / "checkpoints" / f"step_{ITERATIONS}" / "hf"
+    trained = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    start = AutoModelForCausalLM.from_pretrained(workplace.model, dtype=torch.float32)
+    moved = max(
+        float((a - b).detach().abs().max()) for a, b in zip(trained.parameters(), start.parameters(), strict=True)
+    )
+    assert moved > 1e-3
+    assert AutoTokenizer.from_pretrained(folder).chat_template
+
+
+def test_a_name_in_use_is_refused(workplace, first):
+    done = workplace.train()
+    assert done.returncode == 1
+    assert "run.name='first' is in use" in done.stderr and "run.resume=auto" in done.stderr
+
+
+def test_nothing_is_left_running(workplace, first):
+    marker = str(workplace.folder)
+    left = subprocess.run(["pgrep", "-fa", marker], capture_output=True, text=True).stdout
+    assert left == ""
+
+
+def test_a_run_goes_on_from_its_checkpoint(workplace, first):
+    before = workplace.metrics("first")
+    done = workplace.train("run.resume=auto", f"run.iterations={ITERATIONS + 2}")
+    assert done.returncode == 0, done.stderr[-4000:]
+    after = workplace.metrics("first")
+    assert [line["iteration"] for line in after] == list(range(ITERATIONS + 3))
+    assert after[:ITERATIONS] == before[:ITERATIONS]
+    # The engines, which start from the first model, got the checkpoint's weights before the first sample.
+    assert after[ITERATIONS]["mismatch/max"] < 1e-4
+    assert after[ITERATIONS]["reward/mean"] > before[0]["reward/mean"] + 0.05
+
+
+def test_vllm_serves_the_checkpoint(workplace, first):
+    final = workplace.metrics("first")[-1]
+    newest = max((workplace.folder / "runs/first/checkpoints").glob("step_*"), key=lambda path: int(path.name[5:]))
+    done = workplace.train("run.name=second", f"model.path={newest / 'hf'}", "run.iterations=1")
+    assert done.returncode == 0, done.stderr[-4000:]
+    again = workplace.metrics("second")[0]
+    # Greedy decoding of the same prompts with the same weights.
+    assert again["reward/heldout_mean"] == pytest.approx(final["reward/heldout_mean"], abs=1e-6)
