@@ -244,6 +244,11 @@ class Faulty:
     def kill_itself(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def kill_everything(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def terminate_itself(self):
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -175,7 +175,7 @@ def test_a_failed_call_is_repeated_one_by_one_and_only_the_guilty_is_marked(stat
         graded = await asyncio.gather(*submit(queue_of(slot), *(sample(i, text) for i, text in enumerate(texts))))
         assert [row["grade_status"] for row in graded] == ["ok", "ok", status, "ok"]
         again = [["bad"]] if status == "crash" else []  # the first time may be the doing of "a" and "b"
-        assert slot.calls == [texts, ["a"], ["b"], ["bad"], ["c"], *again]
+        assert slot.calls == [texts, ["a"], ["b"], ["bad"], *again, ["c"]]
         assert json.loads(graded[2]["grades"])[0]["error"] == "no"
 
     run(test)
@@ -244,7 +244,6 @@ def test_a_lost_call_blames_nobody_until_it_happens_again_and_again():
         )
         graded = await asyncio.gather(*submit(queue, sample(2, "a"), sample(3, "bad")))
         assert [row["grade_status"] for row in graded] == ["ok", "crash"]
-        assert queue.stats()["kills"] == 0
 
     run(test)
 

@@ -55,11 +55,11 @@ class Bench:
         self.loop.run_until_complete(self.pool.start())
 
     def grade(self, *responses, **columns):
-        async def all_of_them():
-            rows = [sample(text, index, **columns) for index, text in enumerate(responses)]
-            return await asyncio.gather(*map(self.pool.grade, rows))
+        return self.run(self.gather(*responses, **columns))
 
-        return self.loop.run_until_complete(all_of_them())
+    async def gather(self, *responses, **columns):
+        rows = [sample(text, index, **columns) for index, text in enumerate(responses)]
+        return await asyncio.gather(*map(self.pool.grade, rows))
 
     def run(self, work):
         return self.loop.run_until_complete(work)
@@ -112,7 +112,7 @@ FAULTS = {
     "print_forever": ("timeout", "took more than 0.5 s"),
     "hang_with_children": ("timeout", "took more than 0.5 s"),
     "hang_with_daemons": ("timeout", "took more than 0.5 s"),
-    "segfault": ("crash", "SIGSEGV"),
+    "segfault": ("crash", "killed by SIGSEGV; last output: File"),
     "exit_0": ("crash", "exited with code 0"),
     "exit_3": ("crash", "exited with code 3; last output: giving up"),
     "abort": ("crash", "SIGABRT"),

@@ -43,7 +43,6 @@ class Job:
     done: asyncio.Future[list[Grade]]
     order: int = 0
     suspect: bool = False
-    crashes: int = 0
     lost: int = 0
 
     def finish(self, grades: list[Grade]) -> None:
@@ -94,7 +93,7 @@ class BatchQueue:
         self.free: deque[Slot] = deque()
         self.running = 0
         self.suspects_running = 0
-        self.kills = 0
+        self.kills = 0  # processes that ended, by themselves or not
         self.closed = ""
         self.orders = itertools.count()
         self.pump_is_due = False
@@ -132,7 +131,7 @@ class BatchQueue:
                 lane.waiting.clear()
                 lane.suspects.clear()
         while self.free and (work := self._next_work()):
-            task = asyncio.create_task(self._call(self.free.popleft(), *work))
+            task = asyncio.create_task(self._serve(self.free.popleft(), *work))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
 
@@ -151,11 +150,29 @@ class BatchQueue:
         share = 1 if waiting.spec.scope == "group" else min(-(-len(line) // len(self.slots)), waiting.pace.largest())
         return waiting, [line.popleft() for _ in range(share)]
 
-    async def _call(self, slot: Slot, lane: Lane, jobs: list[Job]) -> None:
+    async def _serve(self, slot: Slot, lane: Lane, jobs: list[Job]) -> None:
+        """Runs a call in a slot that was free, and frees it again."""
+        repeat = True
+        while repeat and slot in self.slots:
+            fresh = not self.slots[slot]
+            reply, call = await self._call(slot, lane, jobs)
+            # A crash may be the doing of what the process ran before: it counts in a fresh one only.
+            repeat = reply.status == "crash" and reply.ended and len(jobs) == 1 and not fresh
+            if not repeat:
+                self._settle(lane, jobs, reply, call)
+            if reply.ended:
+                self._pump()
+                await self._replace(slot)
+        if repeat:
+            lane.suspects.append(jobs[0])
+        if slot in self.slots:
+            self.free.append(slot)
+        self._pump()
+
+    async def _call(self, slot: Slot, lane: Lane, jobs: list[Job]) -> tuple[Reply, Call]:
         samples = [sample for job in jobs for sample in job.samples]
-        used = self.slots[slot]
-        fresh, first = not used, lane.index not in used
-        used.add(lane.index)
+        first = lane.index not in self.slots[slot]
+        self.slots[slot].add(lane.index)
         limit_s = lane.pace.limit_s(len(samples), first) if len(jobs) > 1 else lane.spec.timeout_s * len(samples)
         self.running += len(samples)
         self.suspects_running += jobs[0].suspect
@@ -169,20 +186,22 @@ class BatchQueue:
         lane.pace.record(reply.status, len(samples), time.monotonic() - clock, first)
         lane.seconds += reply.seconds
         lane.batches[len(samples)] += 1
-        self._settle(lane, jobs, reply, Call(slot.name, start, reply.seconds, len(samples)), fresh)
-        if reply.ended and slot in self.slots:
-            used.clear()
-            self.kills += reply.status != "lost"
-            self._pump()
-            try:
-                await slot.ready()
-            except Exception as error:
-                self._lose(slot, str(error))
-        if slot in self.slots:
-            self.free.append(slot)
-        self._pump()
+        return reply, Call(slot.name, start, reply.seconds, len(samples))
 
-    def _settle(self, lane: Lane, jobs: list[Job], reply: Reply, call: Call, fresh: bool) -> None:
+    async def _replace(self, slot: Slot) -> None:
+        """Waits until a slot whose process ended has another; gives it up where it gets none."""
+        self.kills += 1
+        try:
+            await slot.ready()
+        except Exception as error:
+            self.slots.pop(slot, None)
+            if not self.slots and not self.closed:
+                self.close(f"no grader process can be started any more: {error}")
+        else:
+            if slot in self.slots:
+                self.slots[slot].clear()
+
+    def _settle(self, lane: Lane, jobs: list[Job], reply: Reply, call: Call) -> None:
         """Answers the jobs of a call, or puts them back in line."""
         if reply.status == "ok":
             grades = iter(grades_of(reply, call))
@@ -194,19 +213,9 @@ class BatchQueue:
             job.lost += reply.status == "lost"
             if reply.status == "lost" and job.lost < MAX_LOST:
                 again.append(job)
-            elif len(jobs) > 1 or self._may_be_innocent(job, reply, fresh):
+            elif len(jobs) > 1:
                 job.suspect = True
                 lane.suspects.append(job)
             else:
                 job.finish(grades_of(reply, call))
         lane.waiting.extendleft(reversed(again))
-
-    def _may_be_innocent(self, job: Job, reply: Reply, fresh: bool) -> bool:
-        """A crash may be the doing of what the process ran before; it counts in a fresh one, or the second time."""
-        job.crashes += reply.status == "crash"
-        return reply.status == "crash" and reply.ended and not fresh and job.crashes < 2
-
-    def _lose(self, slot: Slot, error: str) -> None:
-        self.slots.pop(slot, None)
-        if not self.slots and not self.closed:
-            self.close(f"no grader process can be started any more: {error}")

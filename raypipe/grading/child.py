@@ -7,7 +7,8 @@ In: frames `{"op": ...}` on a socket. Out: `{"id": 0}` once it serves, then one 
     call    {"id", "grader": index, "samples": [[data_source, response, ground_truth, extra_info, prompt], ...]}
             -> {"id", "seconds", "entries": [{"score", "values"} | {"error"}, ...]}
             or {"id", "seconds", "status": "error" | "crash" | "timeout", "error", "retry"}
-    serve   from now on calls run side by side in one event loop, each within its "timeout_s" (async graders only)
+    serve   from now on calls run side by side in one event loop, each within its "timeout_s" (async graders only);
+            frames {"id": -1} say meanwhile that no call holds up the others
     spawn   two file descriptors follow: fork a process that serves on them with the graders as they are here
 
 `spawn` is why a replacement costs milliseconds: a process that loaded sympy once is copied, not built again. It is used
@@ -34,11 +35,13 @@ from raypipe.grading import keeper, scores, wire
 from raypipe.grading.wire import Message
 
 MAX_REQUEST_BYTES = 1 << 31
+BEAT, BEAT_S = -1, 0.5
 
 
 def main() -> None:
     """`python -m raypipe.grading.child DATA_FD CONTROL_FD LIMITS`, started by `processes.py`."""
     data, control = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:3])
+    keeper.remove_stale_folders()
     keeper.keep(control, GraderProcess(data, []).serve, keeper.Limits(**json.loads(sys.argv[3])))
 
 
@@ -47,11 +50,12 @@ class GraderProcess:
 
     def __init__(self, data: socket.socket, graders: list[Any]):
         self.data, self.graders = data, graders
-        self.files = set(os.listdir("/proc/self/fd"))
+        self.files: set[str] = set()
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def serve(self) -> None:
         faulthandler.enable()
+        self.files = set(os.listdir("/proc/self/fd"))
         wire.send(self.data, {"id": 0})
         while (message := wire.receive(self.data)) is not None:
             match message["op"]:
@@ -102,11 +106,16 @@ class GraderProcess:
 
     async def serve_async(self) -> None:
         reader, writer = await asyncio.open_connection(sock=self.data)
-        tasks: set[asyncio.Task[None]] = set()
+        tasks: set[asyncio.Task[None]] = {asyncio.create_task(self.beat(writer))}
         while (message := await wire.read(reader, MAX_REQUEST_BYTES)) is not None:
             task = asyncio.create_task(self.answer(message, writer))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+
+    async def beat(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(wire.encode({"id": BEAT}))
+            await asyncio.sleep(BEAT_S)
 
     async def answer(self, message: Message, writer: asyncio.StreamWriter) -> None:
         start = time.perf_counter()

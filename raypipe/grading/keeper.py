@@ -18,6 +18,7 @@ Files that the work left in its temporary folder are removed.
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import resource
@@ -40,6 +41,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # numbers below which no process is numbered once they have run through.
 PID_MAX_BY_NAMESPACE = (6, 14)
 RESERVED_PIDS = 300
+FOLDER = "raypipe-grader-"
+STALE_S = 60.0
 POLL_S = 0.1
 EXACT_LOOK_S = 0.02
 CHUNK = 1 << 16
@@ -69,7 +72,7 @@ def keep(control: socket.socket, work: Callable[[], None], limits: Limits) -> No
     """Runs `work` in a process below this one until it ends or must be killed, reports on `control`, and exits."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    folder = tempfile.mkdtemp(prefix="raypipe-grader-")
+    folder = _own_folder()
     output, output_end = os.pipe()
     flags = permitted_namespaces() if limits.namespaces else 0
     if flags:
@@ -96,6 +99,37 @@ def keep(control: socket.socket, work: Callable[[], None], limits: Limits) -> No
     except OSError:
         pass  # the parent is gone
     os._exit(0)
+
+
+def _own_folder() -> str:
+    """A new temporary folder for the work, locked as long as any process of it lives."""
+    folder = tempfile.mkdtemp(prefix=FOLDER)
+    lock_folder(folder)
+    return folder
+
+
+def lock_folder(folder: str | Path) -> int:
+    """Says that the folder is in use, until this process and those forked from it have ended."""
+    lock = os.open(folder, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
+
+
+def remove_stale_folders() -> None:
+    """Removes what keepers left that were killed themselves, with all their work, before they could."""
+    for folder in Path(tempfile.gettempdir()).glob(FOLDER + "*"):
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            continue  # another user's, or gone
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if time.time() - os.fstat(lock).st_mtime > STALE_S:
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            pass  # in use
+        finally:
+            os.close(lock)
 
 
 def permitted_namespaces() -> int:

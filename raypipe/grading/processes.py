@@ -19,6 +19,7 @@ from pathlib import Path
 
 from raypipe.config import GraderConfig, grader_name
 from raypipe.grading import wire
+from raypipe.grading.child import BEAT, BEAT_S
 from raypipe.grading.keeper import Limits
 from raypipe.grading.results import Reply, Sample, valid_entries
 from raypipe.grading.wire import Message
@@ -40,6 +41,7 @@ HELLO_LIMIT_S = 60.0
 KILL_LIMIT_S = 15.0
 STARTS = 3
 ASYNC_GRACE_S = 1.0
+MAX_SILENCE_S = 2.0
 
 
 class GraderStartError(ValueError):
@@ -54,6 +56,7 @@ class GraderProcess:
         self.report, self.tail = "ended without a word", ""
         self.ended = asyncio.Event()
         self.last_id = 0
+        self.last_beat = time.monotonic()
         hello = asyncio.get_running_loop().create_future()
         self.answers: dict[int, asyncio.Future[Message]] = {0: hello}
         self.opening = asyncio.create_task(self._open())
@@ -99,7 +102,10 @@ class GraderProcess:
     async def _read(self) -> None:
         try:
             while (message := await wire.read(self.reader, wire.MAX_REPLY_BYTES)) is not None:
-                answer = self.answers.get(message.get("id", -1))
+                if message.get("id") == BEAT:
+                    self.last_beat = time.monotonic()
+                    continue
+                answer = self.answers.get(message.get("id", ""))
                 if answer is None or answer.done():
                     raise wire.ProtocolError(f"an answer to no question: {str(message)[:80]}")
                 answer.set_result(message)
@@ -111,9 +117,8 @@ class GraderProcess:
         with contextlib.suppress(ValueError, KeyError, OSError):
             report = json.loads(await self.control_reader.read())
             self.tail = report["tail"]
-            lines = [line for line in self.tail.splitlines() if line.strip()]
             if self.report == "ended without a word":
-                self.report = report["reason"] + (f"; last output: {lines[-1][:500]}" if lines else "")
+                self.report = report["reason"] + last_words(self.tail)
         self.ended.set()
         for answer in self.answers.values():
             if not answer.done():
@@ -195,6 +200,15 @@ class GraderProcess:
         return Reply("crash", [], f"its process {self.report}", time.perf_counter() - start, ended=True)
 
 
+def last_words(output: str) -> str:
+    """The line of a process's output that says most about its end: of a fault's traceback, where it was."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    fault = next((i for i, line in enumerate(lines[:-1]) if line.endswith("(most recent call first):")), len(lines) - 2)
+    return f"; last output: {lines[fault + 1][:500]}"
+
+
 class GraderProcesses:
     """The grader processes of one machine: `count` slots for one call each, and one event loop for async graders."""
 
@@ -207,8 +221,10 @@ class GraderProcesses:
         self.template: asyncio.Task[GraderProcess] | None = None
         self.slots: list[asyncio.Task[GraderProcess]] = []
         self.loop: asyncio.Task[GraderProcess] | None = None
+        self.watch: asyncio.Task[None] | None = None
         self.is_async: list[bool] = []
         self.not_forkable = ""
+        self.closed = False
 
     async def start(self) -> None:
         """Builds the graders. Raises GraderStartError, with no process left."""
@@ -267,13 +283,21 @@ class GraderProcesses:
     async def _new_loop(self) -> GraderProcess:
         process = await self._new()
         process.writer.write(wire.encode({"op": "serve"}))
+        self.watch = asyncio.create_task(self._watch_loop(process))
         return process
+
+    async def _watch_loop(self, process: GraderProcess) -> None:
+        """Ends an event loop that one call holds up, and all other calls with it."""
+        while not process.ended.is_set():
+            await asyncio.sleep(BEAT_S)
+            if time.monotonic() - process.last_beat > MAX_SILENCE_S:
+                process.kill(f"was stopped: a call blocked its event loop for {MAX_SILENCE_S:g} s")
 
     async def call(self, slot: int, grader: int, samples: Sequence[Sample], limit_s: float) -> Reply:
         """One call in a slot, which must be free."""
         process = await self.slots[slot]
         reply = await process.call(grader, samples, limit_s)
-        if reply.ended:
+        if reply.ended and not self.closed:
             self.slots[slot] = asyncio.create_task(self._new())
         return reply
 
@@ -282,19 +306,23 @@ class GraderProcesses:
         assert self.loop is not None
         loop = self.loop
         reply = await (await asyncio.shield(loop)).call(grader, samples, limit_s, ASYNC_GRACE_S)
-        if reply.ended and self.loop is loop:
+        if reply.ended and self.loop is loop and not self.closed:
             self.loop = asyncio.create_task(self._new_loop())
         return reply
 
     async def ready(self, slot: int | None) -> None:
         """Returns when the slot (None: the loop) has a process. Raises GraderStartError if it gets none any more."""
+        if self.closed:
+            raise GraderStartError("grading was closed")
         task = self.loop if slot is None else self.slots[slot]
         if task:
             await asyncio.shield(task)
 
     async def close(self) -> None:
         """Ends every process."""
-        for task in self._tasks():
-            task.cancel()
+        self.closed = True
+        for task in (*self._tasks(), self.watch):
+            if task:
+                task.cancel()
         await asyncio.gather(*self._tasks(), return_exceptions=True)
         await asyncio.gather(*(process.close() for process in self.living))

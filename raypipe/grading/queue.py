@@ -41,7 +41,7 @@ class GradeQueue:
         self.requests = RequestQueue(concurrency, rate, retries, self.batches)
         self.groups: dict[tuple[Any, ...], Group] = {}
         self.group_tasks: set[asyncio.Task[None]] = set()
-        self.graded = 0
+        self.received = self.graded = 0
 
     def add_slot(self, slot: Slot) -> None:
         """A slot that runs one call at a time."""
@@ -56,12 +56,19 @@ class GradeQueue:
 
         Args:
             sample: `sample_id`, `data_source`, `prompt_text`, `response_text`, `ground_truth` and `extra_info` (JSON);
-                for group graders also `iteration`, `group_id` and `group_size`; where generation may fail also
-                `finish_reason` and `generate_error`.
+                for group graders also `iteration`, `purpose`, `group_id` and `group_size`; where generation may fail
+                also `finish_reason` and `generate_error`.
 
         Returns:
             its GRADE_COLUMNS. A sample whose generation failed is called by no grader: status `error`.
         """
+        self.received += 1
+        try:
+            return await self._grade(sample)
+        finally:
+            self.graded += 1
+
+    async def _grade(self, sample: Sample) -> dict[str, Any]:
         lanes = [lane for lane in self.lanes if matches(lane.spec, sample["data_source"])]
         if not lanes:
             return not_graded(f"no grader has the data source {sample['data_source']!r} in its data_sources")
@@ -74,7 +81,6 @@ class GradeQueue:
             self._in_group(lane, sample) if lane.spec.scope == "group" else self._alone(lane, sample) for lane in lanes
         ]
         grades = await asyncio.gather(*opinions) if len(opinions) > 1 else [await opinions[0]]
-        self.graded += 1
         return combine([lane.spec for lane in lanes], grades)
 
     async def _alone(self, lane: Lane, sample: Sample) -> Grade:
@@ -86,7 +92,7 @@ class GradeQueue:
     def _join(self, lane: Lane, sample: Sample, failed: bool) -> Group:
         """Adds a member to its group; the last one has the group called."""
         sample_id = sample["sample_id"]
-        key = (sample["iteration"], sample["group_id"], sample_id.rpartition("/")[0], lane.index)
+        key = (sample["iteration"], sample.get("purpose"), sample["group_id"], lane.index)
         group = self.groups.setdefault(key, Group())
         group.members[sample_id] = None if failed else sample
         if len(group.members) >= sample["group_size"]:
@@ -117,13 +123,17 @@ class GradeQueue:
             group.grades.set_result({sample_id: Grade("error", error=error) for sample_id in group.members})
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start: samples graded, calls, kills, and by grader its statuses and commonest errors."""
+        """Counts since the start: samples received and graded, kills, and by grader its statuses and commonest errors.
+
+        `queued` and `running` count a sample once for each of its graders.
+        """
         lanes = {grader_name(lane.spec): lane.stats() for lane in self.lanes}
         return {
             "slots": len(self.batches.slots),
+            "received": self.received,
+            "graded": self.graded,
             "queued": sum(lane["waiting"] for lane in lanes.values()),
             "running": self.batches.running,
-            "graded": self.graded,
             "kills": self.batches.kills,
             "graders": lanes,
         }
