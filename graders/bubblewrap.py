@@ -7,19 +7,17 @@ host is absent: no network, no home, no site-packages (unless asked for), no env
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from graders.sandbox_limits import Isolation
 from graders.seccomp import syscall_filter
-
-# "uid", when started by root: a user id of its own for each sandbox, and no user namespace. "userns": a user namespace,
-# for everyone else, where the kernel allows it. "none": not a sandbox, only resource limits.
-Isolation = Literal["uid", "userns", "none"]
 
 PYTHON = os.path.realpath(sys.executable)  # the interpreter, at the same path inside
 PREFIX = os.path.realpath(sys.base_prefix)
@@ -41,6 +39,17 @@ class Spawned:
     root: int  # process id of the first process inside: all others descend from it
     root_pidfd: int | None  # the same; the kernel ends all others with it. None without isolation
     fds: dict[str, int]  # our ends: "stdin", "stdout", "stderr", "control", "channel"
+
+
+def find_bwrap() -> str:
+    """Path of bubblewrap; raises RuntimeError with how to install it."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise RuntimeError(
+            "bubblewrap (the program `bwrap`) is not installed, and untrusted code does not run without it. Install "
+            "it: `apt-get install bubblewrap`, `dnf install bubblewrap` or `conda install bubblewrap`"
+        )
+    return bwrap
 
 
 def spawn(

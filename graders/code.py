@@ -11,7 +11,6 @@ read or to forge: whoever writes a false result must still know the right one.
 import json
 import marshal
 import os
-import re
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from graders.code_tests import Call, Check, Stdio, Tests, output_matches, read_tests, value_matches
+from graders.code_extract import extract_code
+from graders.code_match import output_matches, value_matches
+from graders.code_tests import Call, Check, Stdio, Tests, read_tests
 from graders.sandbox import Isolation, Limits, Result, Sandbox, SandboxError, find_isolation
 
 DRIVER = Path(__file__).with_name("code_driver.py").read_text()
-PYTHON_TAGS = {"python", "py", "python3"}
-CODE_BEGINS = (" ", "\t", "def ", "async def ", "class ", "from ", "import ", "@")
 SEVERITY = ("ok", "crash", "timeout", "killed")
 
 
@@ -89,7 +88,7 @@ class CodeGrader:
         self,
         *,
         data_sources: Sequence[str],
-        solution_strs: Sequence[str],
+        solution_strs: Sequence[str | None],
         ground_truths: Sequence[Any],
         extra_infos: Sequence[dict[str, Any]],
     ) -> list[dict[str, Any]]:
@@ -104,14 +103,14 @@ class CodeGrader:
             pool.shutdown(cancel_futures=True)  # which there are only if this was interrupted
 
     def _submit(
-        self, pool: ThreadPoolExecutor, response: str, ground_truth: Any, extra_info: dict[str, Any]
+        self, pool: ThreadPoolExecutor, response: str | None, ground_truth: Any, extra_info: dict[str, Any]
     ) -> "_Sample | dict[str, Any]":
         """Queues the cases of a sample, or says at once what is wrong with it."""
         try:
             tests = read_tests(ground_truth, extra_info or {})
         except ValueError as error:
             return {"score": None, "status": "error", "passed": 0, "cases": 0, "error": str(error)}
-        code = extract_code(response, completes=bool(tests.prompt))
+        code = extract_code(response or "", completes=bool(tests.prompt))
         if code is None:
             return {"score": 0.0, "status": "no_code", "passed": 0, "cases": len(tests.cases)}
         sample = _Sample(tests, code)
@@ -256,65 +255,3 @@ def _status(result: Result) -> str:
         return "ok"
     last_line = result.stderr.rstrip().rpartition(b"\n")[2]
     return "killed" if last_line.startswith(b"MemoryError") else "crash"
-
-
-def extract_code(response: str, completes: bool = False) -> str | None:
-    """The last closed Python block after any thinking, else the last closed block without a tag, else None.
-
-    Tags are python, py and python3 in any case; fences are three or more backticks or tildes. Thinking that does not
-    end leaves no answer, and a blank block is none. `completes`: where the task is to complete a given text, a response
-    without any fence is taken whole if it looks like code (it is indented, or defines something).
-    """
-    text = response.rpartition("</think>")[2]
-    if "<think>" in text:
-        return None
-    tagged: str | None = None
-    untagged: str | None = None
-    opened: _Fence | None = None
-    fences = 0
-    lines: list[str] = []
-    for line in text.split("\n"):
-        fence = _read_fence(line)
-        if fence and opened and fence.closes(opened):
-            block = "\n".join(lines)
-            if opened.tag in PYTHON_TAGS:
-                tagged = block
-            elif not opened.tag:
-                untagged = block
-            opened = None
-        elif fence and (opened is None or (fence.tag in PYTHON_TAGS and fence.marks == opened.marks)):
-            opened, lines = fence, []  # a second opening: the block before it was never closed
-            fences += 1
-        elif opened:
-            indent = len(line) - len(line.lstrip(" \t"))
-            lines.append(line[min(indent, opened.indent) :])
-    code = untagged if tagged is None else tagged
-    if completes and not fences and text.lstrip("\n").startswith(CODE_BEGINS):
-        code = text
-    code = (code or "").removeprefix("\ufeff")
-    return code if code.strip() else None
-
-
-@dataclass(frozen=True)
-class _Fence:
-    indent: int
-    marks: str
-    info: str
-
-    @property
-    def tag(self) -> str:
-        match = re.match(r"[\w+#-]+", self.info.lower().lstrip("{."))
-        return match[0] if match else self.info
-
-    def closes(self, opened: "_Fence") -> bool:
-        return not self.info and self.marks.startswith(opened.marks) and self.indent <= opened.indent + 3
-
-
-def _read_fence(line: str) -> _Fence | None:
-    """Reads a fence as CommonMark does, at any indentation."""
-    body = line.strip()
-    marks = body[: len(body) - len(body.lstrip(body[:1]))]
-    info = body[len(marks) :].strip()
-    if len(marks) < 3 or marks[0] not in "`~" or (marks[0] == "`" and "`" in info):
-        return None
-    return _Fence(len(line) - len(line.lstrip(" \t")), marks, info)

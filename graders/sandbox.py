@@ -11,14 +11,11 @@ whoever must be stopped is killed from outside. So n sandboxes need n threads an
 import contextlib
 import functools
 import marshal
-import math
 import os
-import platform
 import re
 import secrets
 import select
 import selectors
-import shutil
 import signal
 import subprocess
 import sysconfig
@@ -28,8 +25,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from graders.bubblewrap import PYTHON, WORK, Isolation, SandboxError, spawn
+from graders.bubblewrap import PYTHON, WORK, Isolation, SandboxError, find_bwrap, spawn
 from graders.process_watch import memory_mb, process_tree, unshared_memory_mb
+from graders.sandbox_limits import Limits
 
 __all__ = ["PYTHON", "WORK", "Isolation", "Limits", "Result", "Sandbox", "SandboxError", "find_isolation",
            "run_in_sandbox"]  # fmt: skip
@@ -38,17 +36,6 @@ START_S = 30.0  # a sandbox that has not started by then is a fault of the machi
 WATCH_S = 0.05  # between two looks at memory and process count
 CHUNK = 2**16
 STDERR_KEPT = 4096
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one sandbox may use. Past `wall_s` it ends as `timeout`; past the others as `killed`, unless stated."""
-
-    wall_s: float = 5.0  # seconds from the program's start; each process may use little more than that of CPU
-    memory_mb: int = 1024  # MiB of memory over all processes, and of address space in each (there, allocation fails)
-    processes: int = 64  # processes; at four times as many processes and threads, fork fails
-    disk_mb: int = 64  # MiB of files in the working directory (past it, writing fails)
-    output_mb: float = 8.0  # MiB of standard output, error and messages together
 
 
 @dataclass(frozen=True)
@@ -97,17 +84,7 @@ def find_isolation() -> Isolation:
     Raises:
         RuntimeError: none does; says why and what to do.
     """
-    return _probe(_find_bwrap())
-
-
-def _find_bwrap() -> str:
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
-        raise RuntimeError(
-            "bubblewrap (the program `bwrap`) is not installed, and untrusted code does not run without it. Install "
-            "it: `apt-get install bubblewrap`, `dnf install bubblewrap` or `conda install bubblewrap`"
-        )
-    return bwrap
+    return _probe(find_bwrap())
 
 
 @functools.cache
@@ -116,7 +93,8 @@ def _probe(bwrap: str) -> Isolation:
     candidates: tuple[Isolation, ...] = ("uid", "userns") if os.geteuid() == 0 else ("userns",)
     for isolation in candidates:
         try:
-            with Sandbox(program="print('ok')", isolation=isolation) as sandbox:
+            # An import, since the library's files need not be readable for another user id.
+            with Sandbox(program="import json; print('ok')", isolation=isolation) as sandbox:
                 result = sandbox.wait()
             if result.stdout == b"ok\n":
                 return isolation
@@ -135,30 +113,13 @@ def _compiled(program: str) -> bytes:
     return marshal.dumps(compile(program, "program", "exec", dont_inherit=True))
 
 
-def _rlimits(limits: Limits, isolation: Isolation) -> dict[str, int]:
-    """Limits per process, by their names in `resource`."""
-    rlimits = {
-        "AS": limits.memory_mb * 2**20,
-        "CPU": math.ceil(limits.wall_s) + 1,
-        "FSIZE": limits.disk_mb * 2**20,
-        "NOFILE": 256,
-        "CORE": 0,
-    }
-    # NPROC counts per user id. In a user namespace it counts that namespace alone since Linux 5.14; before, it would
-    # count all processes of the calling user, and so it would without a sandbox.
-    release = tuple(map(int, re.findall(r"\d+", platform.release())[:2]))
-    if isolation == "uid" or (isolation == "userns" and release >= (5, 14)):
-        rlimits["NPROC"] = 4 * limits.processes
-    return rlimits
-
-
 class Sandbox:
     """A running sandbox; a context manager. Leaving it kills whatever still runs inside.
 
     What runs is a command (`argv`) or Python source (`program`, up to about 50 kB), which saves starting a second
     interpreter. Python source may talk with the caller over the socket whose number is `sys.argv[1]`: the caller
     `send`s bytes and `receive`s lines. What comes back is the word of an untrusted program, just like its output. The
-    wall clock stands still while the program waits for the caller, from a line received to the next bytes sent.
+    program's wall clock stands still from a line received until the caller sends or waits again.
 
     `packages`: whether the caller's site-packages can be imported inside. Other arguments as in `run_in_sandbox`.
     Stay in the thread that made it: when that thread ends, so does the sandbox.
@@ -183,7 +144,7 @@ class Sandbox:
             "argv": list(argv),
             "program": _compiled(program),
             "path": [sysconfig.get_path("purelib")] if packages else [],
-            "limits": _rlimits(limits, isolation),
+            "limits": limits.rlimits(isolation),
             "uid": secrets.randbelow(2**30) + 2**30 if isolation == "uid" else None,
         }
         self.result: Result | None = None
@@ -204,7 +165,7 @@ class Sandbox:
             if isolation == "none":
                 directory = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="unsafe-"))
             else:
-                bwrap = _find_bwrap()
+                bwrap = find_bwrap()
             self._spawned = spawn(
                 spec, isolation, bwrap=bwrap, disk_mb=limits.disk_mb, files=files or {}, directory=directory
             )
@@ -233,6 +194,7 @@ class Sandbox:
 
         `meanwhile`: another sandbox, which is watched during the wait.
         """
+        self._resume_clock()
         inbox = self._received["channel"]
         while (end := inbox.find(b"\n")) < 0:
             if self.result:

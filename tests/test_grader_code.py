@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from test_sandbox import processes_with, wait_until
 
 from graders import code as code_module
-from graders.code import CodeGrader, extract_code
+from graders.code import CodeGrader
 from graders.code_driver import NotPlain, decode, encode
-from graders.code_tests import Call, Check, Stdio, output_matches, read_assert, read_tests, value_matches
+from graders.code_extract import extract_code
+from graders.code_match import output_matches, value_matches
+from graders.code_tests import Call, Check, Stdio, read_assert, read_tests
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "cases" / "code.jsonl").read_text().splitlines()]
 ADD = {"type": "stdio", "cases": [{"input": "2 3\n", "output": "5\n"}, {"input": "-4 9\n", "output": "5\n"}]}
@@ -238,7 +240,11 @@ def spy(x):
         frame = frame.f_back
     return not any("".join(["867", "5309"]) in text for text in seen)
 """
-    cases = ["assert not spy(1) < len([8675309])", "assert (spy(1), 8675309) == (True, 8675309)", "assert spy(1) == True"]
+    cases = [
+        "assert not spy(1) < len([8675309])",
+        "assert (spy(1), 8675309) == (True, 8675309)",
+        "assert spy(1) == True",
+    ]
     assert grade(grader, fenced(code), {"type": "assert", "cases": cases})["score"] == 1.0
     seen_when_sent = "assert spy(8675309) == False"  # the spy does see what it is given
     assert grade(grader, fenced(code), {"type": "assert", "cases": [seen_when_sent]})["score"] == 1.0

@@ -249,7 +249,7 @@ with Sandbox(program=program, isolation={isolation!r}) as sandbox:
     assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in inside))
 
 
-def test_the_clock_stands_still_while_the_program_waits_for_us(isolation):
+def test_the_clock_stands_still_while_the_program_is_not_waited_for(isolation):
     code = "import os, sys\nfd = int(sys.argv[1])\nwhile os.read(fd, 9): os.write(fd, b'pong\\n')"
     with Sandbox(program=code, limits=Limits(wall_s=1), isolation=isolation) as box:
         box.send(b"ping")
@@ -257,7 +257,6 @@ def test_the_clock_stands_still_while_the_program_waits_for_us(isolation):
         time.sleep(1.5)
         box.send(b"ping")
         assert box.receive() == b"pong"
-        box.send(b"")
         assert box.receive() is None and box.result is not None and box.result.status == "timeout"
 
 
