@@ -273,6 +273,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
     assert isinstance(config, Config)
     try:
         check(config)
+        check_across(config)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return _resolve_paths(config, path.parent)
@@ -295,7 +296,7 @@ def help_text() -> str:
 
 
 def check(config: Config) -> None:
-    """Raises ValueError at the first value that is out of range or does not go with another."""
+    """Raises ValueError at the first value that is out of range."""
     for name, value in _values(config):
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{name}={value}: not a finite number; write an ordinary number")
@@ -309,10 +310,10 @@ def check(config: Config) -> None:
         if (low is not None and value < low) or (high is not None and value > high):
             span = f"at least {low}" if high is None else f"between {low} and {high}"
             raise ValueError(f"{name}={value} is out of range; it must be {span}")
-    _check_across(config)
 
 
-def _check_across(config: Config) -> None:
+def check_across(config: Config) -> None:
+    """Raises ValueError at the first value of a run that does not go with another."""
     data, rollout, algorithm, train = config.data, config.rollout, config.algorithm, config.train
     if not config.model.path:
         raise ValueError("model.path is empty; name the folder of the model, e.g. model.path=models/Qwen2.5-0.5B")
@@ -351,7 +352,12 @@ def _check_across(config: Config) -> None:
             raise ValueError(
                 f"grade.graders: {name!r} is the name of a metric, reward/{name}; choose another (name: ...)"
             )
-    grader_actors(config)
+    fewest, most = grader_actors(config)
+    if fewest != most and any(grader.scope == "group" for grader in config.grade.graders):
+        raise ValueError(
+            f"grade.workers={config.grade.workers!r} with a grader of scope: group, which needs all samples of a "
+            "prompt in grading at the same time; a scaled pool holds some back: use a fixed number of workers"
+        )
     if config.run.name != Path(config.run.name).name or config.run.name.startswith("."):
         raise ValueError(
             f"run.name={config.run.name!r} must be a plain folder name; use run.dir for the folder above it"

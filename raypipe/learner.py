@@ -151,7 +151,7 @@ class Learner:
     def step(self, rows: Rows, untouched: bool) -> tuple[losses.Metrics, float]:
         """One optimizer step over this rank's part of a mini-batch; returns summed metrics and the gradient's norm.
 
-        A gradient that is not finite is not applied. `untouched`: the weights are still those that engines sampled with.
+        A gradient that is not finite is not applied. `untouched`: the weights are those that engines sampled with.
         """
         lengths = [len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows]
         batches = self.split(lengths, self.config.train.micro_batch_tokens)

@@ -27,6 +27,8 @@ from raypipe.stages.grade import Grade
 EXECUTOR_WAIT_S = 0.01
 # Seconds that a plan's own, light processes may take to start before the plan fails.
 START_LIMIT_S = 600
+# Blocks that each actor of a scaled Grade pool works on; Ray Data adds actors while they have this many and more wait.
+BLOCKS_PER_SCALED_ACTOR = 64
 _EXECUTOR_WAIT = "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S"
 
 
@@ -57,36 +59,47 @@ class Workers:
 def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
     """The streaming plan over `blocks` (tables of PROMPT_COLUMNS, one block each), named for the dashboard."""
     set_context(DataContext.get_current())
-    fewest, most = workers.grade_actors
-    in_flight = len(blocks)  # every block may be at the engines at once; the engines have the queue and the gate
-    plan = (
-        from_blocks(blocks)
-        .map_batches(
-            Generate,
-            fn_constructor_kwargs={"engines": workers.engines, "plan": name, "sampling": workers.sampling},
-            batch_size=None,
-            batch_format="pyarrow",
-            num_cpus=0,
-            compute=ActorPoolStrategy(
-                size=1, max_concurrent_calls_per_actor=in_flight, max_tasks_in_flight_per_actor=in_flight
-            ),
-        )
-        .map_batches(
-            Grade,
-            fn_constructor_kwargs={"dispatcher": workers.dispatcher},
-            batch_size=None,
-            batch_format="pyarrow",
-            num_cpus=0,
-            compute=ActorPoolStrategy(
-                min_size=fewest,
-                max_size=most,
-                max_concurrent_calls_per_actor=in_flight,
-                max_tasks_in_flight_per_actor=in_flight,
-            ),
-        )
+    generated = from_blocks(blocks).map_batches(
+        Generate,
+        fn_constructor_kwargs={"engines": workers.engines, "plan": name, "sampling": workers.sampling},
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,
+        # Every block may be at the engines at once: they have the queue, and the gate.
+        compute=ActorPoolStrategy(
+            size=1, max_concurrent_calls_per_actor=len(blocks), max_tasks_in_flight_per_actor=len(blocks)
+        ),
     )
-    plan.set_name(name)
-    return plan
+    return grade(generated, name, len(blocks), workers)
+
+
+def build_grading_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
+    """The plan's last part alone, over `blocks` that have GENERATE_COLUMNS already."""
+    set_context(DataContext.get_current())
+    return grade(from_blocks(blocks), name, len(blocks), workers)
+
+
+def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Dataset:
+    """Adds the Grade stage to `generated`, which has `blocks` blocks."""
+    fewest, most = workers.grade_actors
+    # A fixed pool takes every block at once: the dispatcher has the queue. A pool that Ray Data is to scale must show
+    # it a load, a queue that is longer than what its actors take.
+    concurrent = blocks if fewest == most else min(blocks, BLOCKS_PER_SCALED_ACTOR)
+    graded = generated.map_batches(
+        Grade,
+        fn_constructor_kwargs={"dispatcher": workers.dispatcher, "plan": name},
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,
+        compute=ActorPoolStrategy(
+            min_size=fewest,
+            max_size=most,
+            max_concurrent_calls_per_actor=concurrent,
+            max_tasks_in_flight_per_actor=2 * concurrent,
+        ),
+    )
+    graded.set_name(name)
+    return graded
 
 
 def set_context(context: DataContext) -> None:

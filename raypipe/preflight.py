@@ -88,8 +88,8 @@ def check_model_folder(path: str) -> None:
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise ValueError(
-            f"model.path={path} {what}; name a local folder in Hugging Face form (config.json, *.safetensors, tokenizer), "
-            "for instance made with `hf download NAME --local-dir FOLDER`"
+            f"model.path={path} {what}; name a local folder in Hugging Face form (config.json, *.safetensors, "
+            "tokenizer), for instance made with `hf download NAME --local-dir FOLDER`"
         )
     try:
         json.loads((folder / "config.json").read_text())

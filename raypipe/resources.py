@@ -67,8 +67,8 @@ def missing(asked: list[Demand], machine: Machine) -> list[str]:
     lacks = []
     if gpus > machine.gpus:
         lacks.append(
-            f"{gpus:g} GPUs are asked for and {machine.gpus:g} are there; lower engine.count, engine.num_gpus, train.ranks or "
-            "train.gpus_per_rank (fractions share a GPU)"
+            f"{gpus:g} GPUs are asked for and {machine.gpus:g} are there; lower engine.count, engine.num_gpus, "
+            "train.ranks or train.gpus_per_rank (fractions share a GPU)"
         )
     if cpus > machine.cpus and not machine.local:
         lacks.append(

@@ -26,19 +26,17 @@ from raypipe.learner import learn
 from raypipe.pipeline import Workers
 from raypipe.plans import PlanServer
 from raypipe.preflight import Inputs
-from raypipe.resources import Demand
 
 POLL_S = 0.5
 
 
-def start_ray(config: Config, asked: list[Demand]) -> None:
+def start_ray(config: Config, cpus: float) -> None:
     """Connects to the cluster of `RAY_ADDRESS`, or starts Ray on this machine, bound to loopback.
 
-    Here CPUs are a count that Ray schedules by, not a fence, so as many are declared as the run asks for.
+    Here CPUs are a count that Ray schedules by, not a fence, so at least the `cpus` that the run asks for are declared.
     """
     local: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):
-        cpus = sum(demand.count * demand.cpus for demand in asked)
         local = {
             "address": "local",  # not a cluster that happens to run here
             "num_cpus": max(len(os.sched_getaffinity(0)), math.ceil(cpus)),

@@ -62,7 +62,7 @@ def run(config: Config, inputs: "Inputs") -> Path:
     first = trained_iterations(folder.checkpoints)
     folder.resume_at(first)
     console = Console(config.run.iterations, config.log.quiet)
-    start_ray(config, inputs.demands)
+    start_ray(config, sum(demand.count * demand.cpus for demand in inputs.demands))
     try:
         with Runtime(config, inputs) as runtime:
             runtime.start_learner(folder.path)
@@ -122,9 +122,9 @@ def write_down(
         console.note(summary.advice)
     if metrics.get("mismatch/kl", 0.0) > config.engine.max_mismatch_kl:
         console.warn(
-            f"iteration {iteration}: learner and engines disagree, mismatch/kl={metrics['mismatch/kl']:.3g} nats a token is "
-            f"over engine.max_mismatch_kl={config.engine.max_mismatch_kl:g}; an engine may hold stale weights, or compute "
-            "in another dtype than the learner"
+            f"iteration {iteration}: learner and engines disagree: mismatch/kl={metrics['mismatch/kl']:.3g} nats a token "
+            f"is over engine.max_mismatch_kl={config.engine.max_mismatch_kl:g}; an engine may hold stale weights, or "
+            "compute in another dtype than the learner"
         )
     stop_if_grading_fails(config, iteration, rows)
     return end

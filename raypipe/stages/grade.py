@@ -20,11 +20,12 @@ READS = (
 class Grade:
     """Args:
     dispatcher: name of the grade dispatcher actor.
+    plan: key of the plan; a run has as many grader hosts as its widest plan has Grade actors.
     """
 
-    def __init__(self, dispatcher: str):
+    def __init__(self, dispatcher: str, plan: str):
         self.dispatcher = ray.get_actor(dispatcher)
-        ray.get(self.dispatcher.attach.remote())
+        ray.get(self.dispatcher.attach.remote(plan, ray.get_runtime_context().get_actor_id()))
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         check_columns(table, {**PROMPT_COLUMNS, **GENERATE_COLUMNS}, "Grade")
