@@ -122,8 +122,8 @@ def write_down(
         console.note(summary.advice)
     if metrics.get("mismatch/kl", 0.0) > config.engine.max_mismatch_kl:
         console.warn(
-            f"iteration {iteration}: learner and engines disagree: mismatch/kl={metrics['mismatch/kl']:.3g} nats a token "
-            f"is over engine.max_mismatch_kl={config.engine.max_mismatch_kl:g}; an engine may hold stale weights, or "
+            f"iteration {iteration}: learner and engines disagree: mismatch/kl={metrics['mismatch/kl']:.3g} nats a "
+            f"token is over engine.max_mismatch_kl={config.engine.max_mismatch_kl:g}; an engine may hold stale weights, or "
             "compute in another dtype than the learner"
         )
     stop_if_grading_fails(config, iteration, rows)
