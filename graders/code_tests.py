@@ -12,6 +12,7 @@ import json
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -181,6 +182,7 @@ def read_assert(text: str) -> Call | Check:
         ValueError: it is no Python, calls nothing of the candidate's, or tests a class otherwise than by
             `assert Class(...).method(...) == literal`.
     """
+    text = textwrap.dedent(text).strip()
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:

@@ -252,6 +252,7 @@ def spy(x):
 
 def test_reading_of_asserts():
     assert read_assert("assert f(1, g(2)) == [3]") == Call({"name": "f", "expression": "f(1, g(2))"}, ([3],))
+    assert read_assert("  assert f() == -1.5  # so\n") == Call({"name": "f", "expression": "f()"}, (-1.5,))
     assert read_assert("assert max([1]) == 1") == Call({"name": "max", "expression": "max([1])"}, (1,))
     assert read_assert("assert gcd(4, 6) == 2") == Call({"name": "gcd", "expression": "gcd(4, 6)"}, (2,))
     assert read_assert("assert max(f(1)) == 1") == Check("", ("f",), "assert max(f(1)) == 1")
