@@ -503,10 +503,11 @@ def _values(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _help_lines(cls: Any, prefix: str) -> list[str]:
-    lines = []
-    for f in dataclasses.fields(cls):
-        name = f"{prefix}.{f.name}" if prefix else f.name
-        default = f.default_factory() if f.default is NO_DEFAULT and f.default_factory is not NO_DEFAULT else f.default
-        shown = "required" if default == MISSING else repr(default)
-        lines.append(f"  {name:<32} {shown:<12} {f.metadata['doc']}")
-    return lines
+    names = [(f"{prefix}.{f.name}" if prefix else f.name, f) for f in dataclasses.fields(cls)]
+    return [f"  {name:<32} {default_of(f):<12} {f.metadata['doc']}" for name, f in names]
+
+
+def default_of(f: dataclasses.Field) -> str:
+    """A key's default as text."""
+    default = f.default if f.default_factory is NO_DEFAULT else f.default_factory()
+    return "required" if default == MISSING else repr(default)

@@ -57,34 +57,43 @@ class ScriptedRun:
 def scripted_run(
     config: Config, prompts: int = 32, heldout: int = 0, engines: int = 1, **engine: Any
 ) -> Iterator[ScriptedRun]:
-    """`engine` are arguments of ScriptedEngine, e.g. seconds=(0.1, 0.5)."""
-    name = config.run.name
+    """A run over scripted engines; `engine` are their arguments (see `ScriptedEngine`), e.g. seconds=(0.1, 0.5)."""
     actors = [
         ray.remote(ScriptedEngine)
-        .options(name=f"{name}/engine-{i}", num_cpus=0, max_concurrency=4096)
+        .options(name=f"{config.run.name}/engine-{i}", num_cpus=0, max_concurrency=100_000)
         .remote(f"engine-{i}", **engine)
         for i in range(engines)
     ]
+    data = [Prompt(f"p{i}", "toy", f"q{i}", [1 + i % 50, 2, 3], '"1"', "{}") for i in range(prompts + heldout)]
+    try:
+        with plan_run(config, actors, data[:prompts], data[prompts:]) as run:
+            yield run
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+@contextmanager
+def plan_run(config: Config, engines: list[Any], train: list[Prompt], heldout: list[Prompt]) -> Iterator[ScriptedRun]:
+    """Plans, graders and feed, without a learner, around engines of any kind named `{run}/engine-{i}`."""
+    name = config.run.name
     dispatcher = start_dispatcher(config.grade, grader_actors(config), name, cpus_per_host=0)
-    ray.get([dispatcher.start.remote(), *(actor.ready.remote() for actor in actors)])
+    ray.get([dispatcher.start.remote(), *(engine.ready.remote() for engine in engines)])
+    sampling = {"max_tokens": config.rollout.max_response_length, "top_p": 1.0, "stop": config.rollout.stop}
     workers = Workers(
-        engines=[f"{name}/engine-{i}" for i in range(engines)],
+        engines=[f"{name}/engine-{i}" for i in range(len(engines))],
         dispatcher=f"{name}/grade-dispatcher",
         grade_actors=grader_actors(config),
-        sampling={
-            "train": {"max_tokens": config.rollout.max_response_length, "temperature": 1.0},
-            "heldout": {"max_tokens": config.rollout.max_response_length, "temperature": 0.0},
-        },
+        sampling={"train": {**sampling, "temperature": 1.0}, "heldout": {**sampling, "temperature": 0.0}},
     )
-    data = [Prompt(f"p{i}", "toy", f"q{i}", [1 + i % 50, 2, 3], '"1"', "{}") for i in range(prompts + heldout)]
     server = (
         ray.remote(PlanServer)
         .options(name=f"{name}/plans", num_cpus=0, max_concurrency=16)
-        .remote(config, data[:prompts], data[prompts:], workers)
+        .remote(config, train, heldout, workers)
     )
     try:
-        yield ScriptedRun(config, actors, dispatcher, server)
+        yield ScriptedRun(config, engines, dispatcher, server)
     finally:
         ray.get(dispatcher.close.remote())
-        for actor in [*actors, dispatcher, server]:
+        for actor in [dispatcher, server]:
             ray.kill(actor)

@@ -123,8 +123,8 @@ def write_down(
     if metrics.get("mismatch/kl", 0.0) > config.engine.max_mismatch_kl:
         console.warn(
             f"iteration {iteration}: learner and engines disagree: mismatch/kl={metrics['mismatch/kl']:.3g} nats a "
-            f"token is over engine.max_mismatch_kl={config.engine.max_mismatch_kl:g}; an engine may hold stale weights, or "
-            "compute in another dtype than the learner"
+            f"token is over engine.max_mismatch_kl={config.engine.max_mismatch_kl:g}; an engine may hold stale "
+            "weights, or compute in another dtype than the learner"
         )
     stop_if_grading_fails(config, iteration, rows)
     return end

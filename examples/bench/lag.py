@@ -24,7 +24,7 @@ class InstantGrader:
 
 
 def measure(in_flight: int, per_second: float, iterations: int) -> dict[str, float]:
-    """Percentiles over the warm iterations of a run of `in_flight` samples, `per_second` of which finish each second."""
+    """Figures of a run's warm iterations: `in_flight` samples each, `per_second` of which finish every second."""
     longest = in_flight / per_second
     config = Config(
         run=RunConfig(name=f"lag-{in_flight}", iterations=iterations),
