@@ -13,6 +13,7 @@ was kept; `forget(iteration)` lets go of them.
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -171,6 +172,14 @@ class GradeDispatcher:
         """Counts since the start (see `GradeQueue.stats`), and the number of hosts."""
         await self.start()
         return {"hosts": len(self.hosts), **self.queue.stats()}
+
+    async def pid(self) -> int:
+        """This process's id."""
+        return os.getpid()
+
+    async def pids(self) -> list[int]:
+        """The process ids of the hosts."""
+        return list(await asyncio.gather(*(host.pid.remote() for host in self.hosts)))
 
     async def close(self) -> None:
         """Ends every host with its processes."""
