@@ -21,6 +21,7 @@ there, because a model in training finds what makes them hang: 25 nested braces 
 import functools
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from graders.math_answer import Readings, Words, read, read_sentence
@@ -31,7 +32,10 @@ from graders.math_text import normalise
 MAX_CHARACTERS = 10_000  # a longer answer is right only if it is the key letter by letter
 _CALCULUS = re.compile(r"\\(?:sum|prod|i?int|lim|gcd|max|min|det|frac\{d\}|operatorname|begin\{vmatrix)(?![a-zA-Z])")
 _HUGE = re.compile(r"\d{6}|!|\^[^^]*\^|.{300}", re.DOTALL)  # what sympy would expand, or its parser take long over
-_INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
+# Most answers are a number in one of these forms: Fraction reads them all.
+_PLAIN = re.compile(
+    r"(-?\d{1,18}(?:\.\d{1,18}|/0*[1-9]\d{0,17})?)|(-?)\\[dt]?frac\{(\d{1,18})\}\{(0*[1-9]\d{0,17})\}", re.ASCII
+)
 
 
 class MathGrader:
@@ -63,8 +67,9 @@ def is_right(response: str, key: str) -> bool:
         return False
     if len(answer) > MAX_CHARACTERS:
         return answer.strip() == key.strip()
-    if _INTEGER.fullmatch(key) and _INTEGER.fullmatch(answer):
-        return key == answer
+    plain_key, plain_answer = _PLAIN.fullmatch(key.strip()), _PLAIN.fullmatch(answer.strip())
+    if plain_key and plain_answer:
+        return _fraction(plain_key) == _fraction(plain_answer)
     wanted, key_readings = _read_key(key)
     given = normalise(answer)
     if not given or not wanted:
@@ -72,6 +77,10 @@ def is_right(response: str, key: str) -> bool:
     if _compact(given) == _compact(wanted):
         return True
     return match(key_readings, read(given) + read_sentence(given))
+
+
+def _fraction(plain: re.Match[str]) -> Fraction:
+    return Fraction(plain[1] or f"{plain[2]}{plain[3]}/{plain[4]}")
 
 
 def _compact(text: str) -> str:

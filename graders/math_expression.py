@@ -6,7 +6,7 @@ several points (Schwartz, Zippel). Nothing is ever handed to eval.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 
@@ -18,44 +18,60 @@ from graders.math_tokens import Token, Unreadable, tokenise
 __all__ = ["Expression", "Unreadable", "agree", "equal", "parse", "ratio"]
 
 
+# The sign of all coordinates at each of the fixed pseudo-random points.
+SIGNS = (1, 1, 1, -1)
+
+
 @dataclass(frozen=True)
 class Expression:
     text: str
     tokens: tuple[Token, ...]
+    _values: dict[int, Number] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def symbols(self) -> frozenset[str]:
         return frozenset(token.text for token in self.tokens if token.kind == "name" and token.text not in ("e", "i"))
 
-    @cached_property
+    @property
+    def is_symbol(self) -> bool:
+        return len(self.tokens) == 1 and bool(self.symbols)
+
+    @property
     def constant(self) -> Number:
         """The value, None if there is none (free symbols, division by zero, beyond bounds)."""
-        if self.symbols:
-            return None
-        return self.at({})
+        return None if self.symbols else self.at(0)
 
-    def at(self, point: dict[str, Number]) -> Number:
-        """The value at a point, None if there is none."""
-        try:
-            return evaluate(self.tokens, point)
-        except (ArithmeticError, Unreadable):  # a fault of syntax can stand behind a division by zero
-            return None
+    def at(self, index: int) -> Number:
+        """The value at one of the points, None if there is none. A symbol has the same values in every expression."""
+        if index not in self._values:
+            try:
+                self._values[index] = self.evaluate(index)
+            except (ArithmeticError, Unreadable):  # a fault of syntax can stand behind a division by zero
+                self._values[index] = None
+        return self._values[index]
+
+    def evaluate(self, index: int) -> Number:
+        point = {
+            name: SIGNS[index] * Fraction(random.Random(f"{name} {index}").randrange(300, 3_000), 997)
+            for name in self.symbols
+        }
+        return evaluate(self.tokens, point)
 
 
 def parse(text: str) -> Expression:
     """Raises Unreadable for what is not a scalar expression."""
     expression = Expression(text, tuple(tokenise(text)))
     try:
-        evaluate(expression.tokens, _points(expression.symbols)[0])  # finds faults of syntax
+        expression._values[0] = expression.evaluate(0)  # finds faults of syntax
     except ArithmeticError:
-        pass
+        expression._values[0] = None
     return expression
 
 
 def equal(a: Expression, b: Expression) -> bool:
     if not a.symbols and not b.symbols:
         return a.constant is not None and b.constant is not None and number.equal(a.constant, b.constant)
-    return agree([(a.at(point), b.at(point)) for point in _points(a.symbols | b.symbols)])
+    return agree([(a.at(i), b.at(i)) for i in range(len(SIGNS))])
 
 
 def agree(pairs: list[tuple[Number, Number]]) -> bool:
@@ -70,10 +86,9 @@ def agree(pairs: list[tuple[Number, Number]]) -> bool:
 
 def ratio(a: tuple[Expression, Expression], b: tuple[Expression, Expression]) -> Number:
     """The constant r with (a0 - a1) = r (b0 - b1), None if there is none: the equations a0 = a1 and b0 = b1 are one."""
-    symbols = a[0].symbols | a[1].symbols | b[0].symbols | b[1].symbols
     ratios = []
-    for point in _points(symbols):
-        sides = [side.at(point) for side in (*a, *b)]
+    for i in range(len(SIGNS)):
+        sides = [side.at(i) for side in (*a, *b)]
         if any(side is None for side in sides):
             return None
         try:
@@ -83,12 +98,3 @@ def ratio(a: tuple[Expression, Expression], b: tuple[Expression, Expression]) ->
             return None
     constant = all(number.equal(ratios[0], other) for other in ratios[1:])
     return ratios[0] if constant and not number.equal(ratios[0], Fraction(0)) else None
-
-
-def _points(symbols: frozenset[str]) -> list[dict[str, Number]]:
-    """Fixed pseudo-random points, three of positive and one of negative coordinates."""
-    signs = (1, 1, 1, -1) if symbols else (1,)
-    return [
-        {name: sign * Fraction(random.Random(f"{name} {i}").randrange(300, 3_000), 997) for name in symbols}
-        for i, sign in enumerate(signs)
-    ]

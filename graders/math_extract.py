@@ -8,15 +8,16 @@ than a reason to look further up.
 import re
 
 _BOX = re.compile(
-    r"\\{1,4}(?P<box>boxed|fbox)\b\s*(?:(?P<brace>\{)|(?P<token>[\w.,+\-]*))|\\.|(?P<bracket>[{}])", re.DOTALL
+    r"\\{1,4}(?P<box>boxed|fbox)\b\s*(?:(?P<brace>\{)|(?P<digits>-?\d[\d.,/]*)|(?P<end>$))|\\.|(?P<bracket>[{}])",
+    re.DOTALL,
 )
 _HASHES = re.compile(r"(?<!#)####(?!#)[ \t]*([^\n]*)")
 _HEADING = re.compile(
     r"\W*(?:step|part|solution|conclusion|explanation|case|section|method|verification|check|final|answer)\b", re.I
 )
 _PHRASE = re.compile(
-    r"\banswers?\b[^.\n=:：]{0,60}?(?:\b(?:is|are|was|be)\b|[:：=])|^[^\w\n]{0,20}(?:final\s+)?answer[^\w\n]{0,20}$|答案?(?:[是为為]|\W{0,4}[:：])"
-    r"|</?answer>",
+    r"\banswers?\b[^.\n=:：]{0,60}?(?:\b(?:is|are|was|be)\b|[:：=])"
+    r"|^[^\w\n]{0,20}(?:final\s+)?answer[^\w\n]{0,20}$|答案?(?:[是为為]|\W{0,4}[:：])|</?answer>",
     re.I | re.M,
 )
 _JOIN = re.compile(
@@ -71,7 +72,7 @@ def find_boxes(text: str) -> list[tuple[int, int, str | None]]:
         if match["box"] and match["brace"]:
             open_braces.append((match.start(), match.end()))
         elif match["box"]:
-            found.append((match.start(), match.end(), match["token"] or None))
+            found.append((match.start(), match.end(), match["digits"]))
         elif match["bracket"] == "{":
             open_braces.append(None)
         elif match["bracket"] == "}" and open_braces and (box := open_braces.pop()):
@@ -126,7 +127,9 @@ def _after_phrase(text: str) -> str | None:
     if span and not re.match(r"\s*(?:,|\\?%|and\b|or\b|[/:])", rest[span.end() :]):
         return next(group for group in span.groups() if group)
     end = _CLAUSE_END.search(rest)
-    return (rest[: end.start()] if end else rest).strip(" *")
+    clause = (rest[: end.start()] if end else rest).strip(" *")
+    # "Answer: First we have to see what is asked" begins a solution and does not close one.
+    return None if len(clause.split()) > 6 and not re.search(r"[\d\\$]", clause) else clause
 
 
 def _last_number(text: str) -> str | None:

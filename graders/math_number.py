@@ -81,14 +81,18 @@ def equal(x: Number, y: Number) -> bool:
         return _residue(x) == _residue(y)
     if isinstance(x, Residue) or isinstance(y, Residue):
         return False
-    if any(isinstance(z, Fraction) and z.denominator.bit_length() > 3 * DIGITS for z in (x, y)):
+    if any(isinstance(z, Fraction) and z.denominator.bit_length() > 2 * DIGITS for z in (x, y)):
         return False  # a decimal of that length was rounded from a value that is not rational
     x, y = inexact(x), inexact(y)
     return _is_tiny(x - y, max(abs(x), abs(y)))
 
 
 def less(x: Number, y: Number) -> bool:
-    """x < y for real values; infinite ones are floats."""
+    """x < y for real values.
+
+    Raises:
+        OverflowError: one of them is complex or a Residue.
+    """
     if isinstance(x, Residue) or isinstance(y, Residue) or not (is_real(x) and is_real(y)):
         raise OverflowError("no order")
     if equal(x, y):
@@ -170,7 +174,7 @@ def factorial(x: Number) -> Number:
     x = inexact(x)
     if abs(x) > MAX_FACTORIAL:
         raise OverflowError("factorial too large")
-    return _finite(_thread.mp.gamma(x + 1))
+    return _call("gamma", x + 1)
 
 
 def binomial(n: Number, k: Number) -> Number:
@@ -202,7 +206,7 @@ def apply(name: str, x: Number) -> Number:
         return abs(x)
     if name in ("floor", "ceil"):
         return Fraction(int(getattr(_thread.mp, name)(x.real)))
-    return _finite(getattr(_thread.mp, _MP_NAMES.get(name, name))(x))
+    return _call(_MP_NAMES.get(name, name), x)
 
 
 def logarithm(x: Number, base: Number) -> Number:
@@ -210,8 +214,14 @@ def logarithm(x: Number, base: Number) -> Number:
 
 
 def constant(name: str) -> Number:
-    """ "e", "i" or "pi"."""
-    return {"e": _thread.mp.e, "i": _thread.mp.j, "pi": _thread.mp.pi}[name] * _thread.mp.mpf(1)
+    return +{"e": _thread.mp.e, "i": _thread.mp.j, "pi": _thread.mp.pi}[name]
+
+
+def _call(name: str, x: Any) -> Any:
+    try:
+        return _finite(getattr(_thread.mp, name)(x))
+    except ValueError as error:  # mpmath's word for a pole
+        raise ZeroDivisionError(str(error)) from error
 
 
 def _integer_power(base: Number, exponent: int) -> Number:

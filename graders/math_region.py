@@ -5,7 +5,6 @@ boundary points and a test of membership; two regions are equal if they agree on
 """
 
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -67,7 +66,7 @@ def _region(answer: Answer) -> Region | None:
     if isinstance(answer, Bracket):
         return _interval(answer)
     if isinstance(answer, Relation):
-        return _inequality(answer)
+        return _inequality(answer) if "≈" not in answer.operators else None
     if isinstance(answer, SetOperation):
         return _combine(answer.operator, answer.parts)
     if isinstance(answer, Listing):
@@ -93,25 +92,25 @@ def _interval(answer: Bracket) -> Region | None:
 def _inequality(answer: Relation) -> Region | None:
     """Only what is solved: a variable between constants. 2x > 6 is a question, not an answer."""
     try:
-        sides = [math_expression.parse(side) if "∞" not in side else None for side in answer.sides]
+        bounds = [_bound(side) for side in answer.sides]
     except Unreadable:
         return None
-    unknown = [i for i, side in enumerate(sides) if side and side.symbols]
-    if len(unknown) != 1 or len((sides[unknown[0]]).tokens) != 1 or "≈" in answer.operators:  # type: ignore[union-attr]
+    unknown = [i for i, bound in enumerate(bounds) if bound is None]
+    if len(unknown) != 1 or not math_expression.parse(answer.sides[unknown[0]]).is_symbol:
         return None
     at = unknown[0]
-    tests: list[Callable[[Number], bool]] = []
-    boundaries: list[Number] = []
-    for i, sign in enumerate(answer.operators):
-        if at not in (i, i + 1):
-            continue
-        other = i + 1 if at == i else i
-        value = _endpoint(Scalar(sides[other])) if sides[other] else _infinity(answer.sides[other])  # type: ignore[arg-type]
-        if value is None:
-            return None
-        tests.append(_comparison(sign if at == i else _MIRRORED[sign], value))
-        boundaries += _finite(value)
-    return Region(tuple(boundaries), lambda x: all(test(x) for test in tests), answer.sides[at])
+    tests = []
+    if at > 0:
+        tests.append(_comparison(_MIRRORED[answer.operators[at - 1]], bounds[at - 1]))
+    if at < len(answer.operators):
+        tests.append(_comparison(answer.operators[at], bounds[at + 1]))
+    return Region(_finite(*bounds[max(at - 1, 0) : at + 2]), lambda x: all(test(x) for test in tests), answer.sides[at])
+
+
+def _bound(side: str) -> Number:
+    """A constant or infinite side; None for one with an unknown or without a value."""
+    infinity = _infinity(side)
+    return _endpoint(Scalar(math_expression.parse(side))) if infinity is None else infinity
 
 
 def _combine(sign: str, parts: tuple[Readings, ...]) -> Region | None:
@@ -161,14 +160,17 @@ def _infinite(x: Number) -> bool:
 
 
 def _finite(*ends: Number) -> tuple[Number, ...]:
-    return tuple(end for end in ends if not _infinite(end))
+    return tuple(end for end in ends if end is not None and not _infinite(end))
 
 
 def _less(x: Number, y: Number) -> bool:
     if _infinite(x) or _infinite(y):
-        sign = lambda z: math.copysign(1, z) if _infinite(z) else 0  # noqa: E731
-        return operator.lt(sign(x), sign(y))
+        return _end(x) < _end(y)
     return math_number.less(x, y)
+
+
+def _end(x: Number) -> int:
+    return 0 if not _infinite(x) else 1 if x > 0 else -1
 
 
 def _probes(boundaries: tuple[Number, ...]) -> list[Number]:

@@ -58,10 +58,35 @@ _ANY_COMMAND = re.compile(r"\\(?:([A-Za-z]+)\*?|(.))", re.DOTALL)
 _WORD = re.compile(r"“[^”]*”|\\[A-Za-z]+|(?<![A-Za-z])[ap]\.\s?m\b\.?|[A-Za-z]{2,}(?:'[a-z]+)?")
 _QUOTED_PART = re.compile(r"[^\W\d_]+(?:['.\-][^\W\d_]+)*\.?|.", re.DOTALL)
 
+# The last touches, in this order.
+_REWRITES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"[~`]", " "),
+        (r"\*\*", "^"),
+        (r"<=|=<", "≤"),
+        (r">=", "≥"),
+        (r"!=", "≠"),
+        (r"==", "="),
+        (r"\.\.\.", "…"),
+        (r"\^\s*\{?\s*°\s*\}?", "°"),  # ^{\circ}
+        (r"\^\s*\{?\s*('+)\s*\}?", r"\1"),  # ^{\prime}
+        (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", "*"),  # 3.2 x 10^5
+        (r"(?<![\w\\“}.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])", r"\1*10^{\2}"),  # 3.2e5
+        (r"\\(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),  # \frac12
+        (r"(\\frac|\\frac\s*\{[^{}]*\})\s*(\d)(?=\d)", r"\1{\2}"),  # \frac{1}23 is half of three
+        (r"\\frac\s*\{\s*(“[^”]*”)\s*\}\s*\{\s*(“[^”]*”)\s*\}", r"\1/\2"),  # \frac{m}{s}
+        (r"(?<![\d.,])(\d{1,3}) (\d{3}(?: \d{3})*)(?![\d,])", lambda m: m[1] + m[2].replace(" ", "")),  # 12 345
+        (r"\s+", " "),
+        (r"” “(?!(?:or|and)”)", " "),
+        (r"“(or|and) ", r"“\1” “"),
+    )
+]
+
 
 def normalise(text: str) -> str:
     """The answer in plain notation; empty if nothing is there. Takes time linear in the length."""
-    text = plain_characters(text).strip().strip("*")
+    text = _plain_characters(text).strip().strip("*")
     text = re.sub(r"\{\s*\\(?:rm|bf|it|sf|tt)\b([^{}]*)\}", r"\\text{\1}", text)
     text = _delimiters(text)
     text = _MATRIX.sub(lambda match: "⟬" if match[1] == "begin" else "⟭", text)
@@ -76,7 +101,7 @@ def normalise(text: str) -> str:
     return _tidy(text)
 
 
-def plain_characters(text: str) -> str:
+def _plain_characters(text: str) -> str:
     """Full-width and other look-alike characters become plain ones; control characters and surrogates go."""
     text = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "", text)
     if text.isascii():
@@ -156,9 +181,8 @@ def _bare_word(match: re.Match[str]) -> str:
     before = match.string[max(0, match.start() - 4) : match.start()]
     after_number = re.search(r"[\d)}]\s*$", before)
     glued = bool(after_number) and before[-1] != " "
-    in_sentence = re.search(r"[A-Za-z]{2}[ ,]+$", before) or re.match(
-        r"[ ,]+[A-Za-z]{2}", match.string[match.end() :][:9]
-    )
+    after = match.string[match.end() : match.end() + 9]
+    in_sentence = re.search(r"[A-Za-z]{2}[ ,]+$", before) or re.match(r"[ ,]+[A-Za-z]{2}", after)
     if low in ("or", "and", "no", "to") or in_sentence or re.fullmatch(r"[ap]\.?\s?m\.?", low):
         return f"“{text}”"
     if after_number and low in UNITS:
@@ -168,17 +192,7 @@ def _bare_word(match: re.Match[str]) -> str:
 
 
 def _tidy(text: str) -> str:
-    text = text.replace("~", " ").replace("**", "^").replace("`", " ")
-    text = re.sub(r"<=|=<", "≤", text).replace(">=", "≥").replace("!=", "≠").replace("==", "=").replace("...", "…")
-    text = re.sub(r"\^\s*\{?\s*°\s*\}?", "°", text)
-    text = re.sub(r"\^\s*\{?\s*('+)\s*\}?", r"\1", text)
-    text = re.sub(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", "*", text)
-    text = re.sub(r"(?<![\w\\“}.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])", r"\1*10^{\2}", text)
-    text = re.sub(r"\\(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}", text)
-    text = re.sub(r"\\frac\s*\{\s*(“[^”]*”)\s*\}\s*\{\s*(“[^”]*”)\s*\}", r"\1/\2", text)
-    text = re.sub(r"(√|\\frac|\\frac\s*\{[^{}]*\})\s*(\d)(?=\d)", r"\1{\2}", text) if "\\frac" in text else text
-    text = re.sub(r"(?<![\d.,])(\d{1,3})((?: \d{3})+)(?![\d,])", lambda m: m[1] + m[2].replace(" ", ""), text)
-    text = re.sub(r"”\s+“(?!(?:or|and)”)", " ", re.sub(r"\s+", " ", text))
-    text = re.sub(r"“(or|and) ", r"“\1” “", text)
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
     text = text.rstrip(' .,;:⏎"').lstrip(' ,;:"')
     return text[1:-1] if text[:1] == text[-1:] == "'" else text

@@ -62,9 +62,7 @@ def tokenise(text: str) -> Iterator[Token]:
         elif kind in ("repeating", "endless"):
             yield Token("value", body, _repeating(body))
         elif kind == "name":
-            yield Token(
-                "name", re.sub(r"[“”]|(?<=_)\{(?=\w+\})|(?<=\w)\}$", "", body) if "_" in body else body.strip("“”")
-            )
+            yield Token("name", re.sub("[“”{}]", "", body))
         else:
             yield Token(kind, body)
 

@@ -31,8 +31,8 @@ LETTER_UNITS = {word for word in _CANONICAL if len(word) == 1 and word.isalpha()
 
 
 def canonical(text: str) -> str:
-    """ "square metres", "m^2", "m^{2}" and "sq m" are "m^2". Words that say nothing ("units") are "no unit", empty."""
-    text = re.sub(r"[“”{}.*()]", " ", text.replace("²", "^2").replace("³", "^3").replace("per", "/"))
+    """The unit m^2 for square metres, m^{2} or sq m; an empty text for words that say nothing, such as units."""
+    text = re.sub(r"\bper\b", "/", re.sub(r"[“”{}.*()]", " ", text))
     parts, power = [], ""
     for word in re.findall(r"\^\s*-?\d+|[^\s/^]+|/", text):
         low = word.lower()
@@ -60,14 +60,9 @@ def conflict(key: str, answer: str) -> bool:
 
 
 def _one(word: str) -> str:
-    singular = _PLURALS.get(word.lower(), word)
-    for form in (
-        word,
-        word.lower(),
-        singular,
-        re.sub(r"(?<=.{2})s$", "", word.lower()),
-        re.sub("es$", "", word.lower()),
-    ):
+    low = word.lower()
+    singular = _PLURALS.get(low) or re.sub(r"(?<=.{2})s$", "", low)
+    for form in (word, low, singular, re.sub("es$", "", low)):
         if form in _CANONICAL:
             return _CANONICAL[form]
-    return re.sub(r"(?<=.{2})s$", "", singular.lower())
+    return singular
