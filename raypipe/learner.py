@@ -136,13 +136,13 @@ class Learner:
                 norms.append(norm)
         for row in rows:
             row["advantage"] = float(row.pop("advantages").mean()) if "advantages" in row else None
-        metrics = losses.mean_metrics(losses.add_metrics(self.gather(losses.add_metrics(parts))))
+        means = losses.mean_metrics(losses.add_metrics(self.gather(losses.add_metrics(parts))))
         finite = [norm for norm in norms if math.isfinite(norm)]
-        metrics["mismatch/max"] = max(self.gather(self.largest_gap))
-        metrics |= {"lr": lr, "train/skipped_steps": len(norms) - len(finite)}
+        means["mismatch/max"] = max(self.gather(self.largest_gap))
+        means |= {"lr": lr, "train/skipped_steps": len(norms) - len(finite)}
         if finite:
-            metrics["grad_norm"] = sum(finite) / len(finite)
-        return {"rows": rows, "metrics": metrics}
+            means["grad_norm"] = sum(finite) / len(finite)
+        return {"rows": rows, "metrics": means}
 
     def mini_batch(self, group_id: int) -> int:
         """Which of the iteration's mini-batches a prompt belongs to: by its number, so the same on every rank."""
@@ -162,8 +162,8 @@ class Learner:
         for i in range(max(counts)):
             micro = [rows[j] for j in batches[i]] if i < len(batches) else []
             parts.append(self.micro_step(micro, sum(owns), untouched))
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.train.grad_clip or math.inf)
-        norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        total = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.train.grad_clip or math.inf)
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
         if math.isfinite(norm) and any(owns):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

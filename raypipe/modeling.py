@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -101,6 +101,7 @@ def shard(policy: Policy, device: torch.device, world: int, compute_dtype: torch
     units = [module for module in policy.modules() if type(module).__name__ in layer_names]
     for module in [*units, policy]:
         fully_shard(module, mesh=mesh, mp_policy=precision)
+        assert isinstance(module, FSDPModule)  # what fully_shard has made of it
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo knows no sum with a factor
     return policy.to(device)

@@ -84,7 +84,7 @@ class Runtime:
             },
         )
         heldout = inputs.heldout.prompts if inputs.heldout else []
-        self.server = (
+        self.server: Any = (
             ray.remote(PlanServer)
             .options(name=f"{config.run.name}/plans", num_cpus=0, max_concurrency=4 * config.train.ranks + 8)
             .remote(config, inputs.train.prompts, heldout, self.workers)
@@ -146,7 +146,7 @@ class Runtime:
     def counts(self) -> dict[str, int]:
         """Samples generated (those that reached grading) and graded since the start of the run, of all purposes."""
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            stats = ray.get(self.dispatcher.stats.remote(), timeout=5)
+            stats: Any = ray.get(self.dispatcher.stats.remote(), timeout=5)
             return {"generated": stats["queued"] + stats["running"] + stats["graded"], "graded": stats["graded"]}
         return {}
 
@@ -158,7 +158,7 @@ class Runtime:
             raise RuntimeError("the learner failed after the last iteration") from self.failure
 
     def __exit__(self, *_: object) -> None:
-        closing = [actor.close.remote() for actor in [*self.engines, self.dispatcher]]
+        closing: list[Any] = [actor.close.remote() for actor in [*self.engines, self.dispatcher]]
         deadline = time.monotonic() + 20
         for call in closing:
             try:

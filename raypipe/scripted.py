@@ -6,6 +6,7 @@ In: a config and how engines should behave. Out: a `ScriptedRun` whose rows are 
 
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,13 +59,13 @@ def scripted_run(
     config: Config, prompts: int = 32, heldout: int = 0, engines: int = 1, **engine: Any
 ) -> Iterator[ScriptedRun]:
     """A run over scripted engines; `engine` are their arguments (see `ScriptedEngine`), e.g. seconds=(0.1, 0.5)."""
-    actors = [
+    actors: list[Any] = [
         ray.remote(ScriptedEngine)
         .options(name=f"{config.run.name}/engine-{i}", num_cpus=0, max_concurrency=100_000)
         .remote(f"engine-{i}", **engine)
         for i in range(engines)
     ]
-    data = [Prompt(f"p{i}", "toy", f"q{i}", [1 + i % 50, 2, 3], '"1"', "{}") for i in range(prompts + heldout)]
+    data = [Prompt(f"p{i}", "toy", f"q{i}", array("i", [1 + i % 50, 2, 3]), '"1"', "{}") for i in range(prompts + heldout)]
     try:
         with plan_run(config, actors, data[:prompts], data[prompts:]) as run:
             yield run

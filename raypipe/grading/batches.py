@@ -147,7 +147,7 @@ class BatchQueue:
         if waiting is None:
             return None
         line = waiting.waiting
-        share = 1 if waiting.spec.scope == "group" else min(-(-len(line) // len(self.slots)), waiting.pace.largest())
+        share = 1 if waiting.spec.scope == "group" else waiting.pace.share(len(line), len(self.slots))
         return waiting, [line.popleft() for _ in range(share)]
 
     async def _serve(self, slot: Slot, lane: Lane, jobs: list[Job]) -> None:

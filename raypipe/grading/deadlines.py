@@ -1,19 +1,22 @@
-"""How large a call may be and how long it may take, learnt from the calls before it.
+"""How many samples a call takes and how long it may last, learnt from the calls before it.
 
 `timeout_s` is what one sample may take when it is called alone, and only that marks a sample. A call of several is a
 bet that none of them hangs. Waiting `timeout_s` for each member before the bet is called off would hold its process for
 minutes, so it is off after twice what nearly all calls took (at least a second, at most `timeout_s`): the call is
-stopped and its samples are repeated one by one. A wrong guess costs that time again and nothing else; wrong guesses
-raise the measure, so they stay rare. A hanging sample is thus marked about a second after `timeout_s`.
+stopped and its samples are repeated one by one. A wrong guess costs that time again and nothing else, and the next
+guess waits twice as long. A hanging sample is thus marked about a second after `timeout_s`.
+
+A call costs a + b * n seconds for n samples. Where b matters, what waits is spread over all slots; where a matters, as
+for a model, one slot takes all: a part is worth a call of its own only if it has more work of its own than that costs.
 """
 
 import math
 from collections import deque
 
-RECENT = 50
+RECENT, LAST = 50, 3
 NEARLY_ALL = 0.9
-FADE = 0.8  # weight of a call, for the time that a sample takes, against the one after it
 LEAST_PATIENCE_S = 1.0
+FADE = 0.95  # weight of a call, in the cost of calls, against the one after it
 
 
 class Pace:
@@ -28,27 +31,44 @@ class Pace:
         self.timeout_s, self.max_batch = timeout_s, max_batch
         self.seconds: deque[float] = deque(maxlen=RECENT)
         self.first_seconds = 0.0
-        self.total_seconds = self.total_samples = 0.0  # faded
+        # Faded sums over calls of n samples and t seconds, for the least squares fit of t = a + b * n.
+        self.calls = self.n = self.t = self.nn = self.nt = 0.0
 
     def record(self, status: str, samples: int, seconds: float, first: bool) -> None:
         """Learns from a call. `first` of this grader in its process: it may have loaded what later calls reuse."""
-        if status == "ok":
-            self.total_seconds = FADE * self.total_seconds + seconds
-            self.total_samples = FADE * self.total_samples + samples
         if status == "ok" and first:
             self.first_seconds = max(self.first_seconds, seconds)
-        elif status == "ok" or (status == "timeout" and samples > 1):
+        elif status == "ok":
+            self.seconds.append(seconds)
+            terms = (1.0, samples, seconds, samples * samples, samples * seconds)
+            sums = (self.calls, self.n, self.t, self.nn, self.nt)
+            self.calls, self.n, self.t, self.nn, self.nt = (
+                FADE * total + term for total, term in zip(sums, terms, strict=True)
+            )
+        elif status == "timeout" and samples > 1:
             self.seconds.append(seconds)
 
-    def largest(self) -> int:
-        """Most samples of a call, so that it takes at most half of `timeout_s` as far as is known."""
-        if not self.total_seconds:
-            return self.max_batch
-        return max(1, min(self.max_batch, int(self.timeout_s / 2 * self.total_samples / self.total_seconds)))
+    def cost(self) -> tuple[float, float]:
+        """(a, b) of the seconds a + b * n of a call. Calls that were all of one size say nothing of a: it is 0 then."""
+        if not self.calls:
+            return 0.0, 0.0
+        spread = self.nn - self.n * self.n / self.calls
+        if spread < 1e-6 * self.nn:
+            return 0.0, self.t / self.n
+        b = min(max((self.nt - self.n * self.t / self.calls) / spread, 0.0), self.t / self.n)
+        return (self.t - b * self.n) / self.calls, b
+
+    def share(self, waiting: int, slots: int) -> int:
+        """How many of so many waiting samples a free slot takes: at most what lasts half of `timeout_s`, if known."""
+        a, b = self.cost()
+        parts = slots if a == 0.0 else min(slots, max(1, int(b * waiting / a)))
+        most = self.max_batch if not self.n else min(self.max_batch, int(self.timeout_s / 2 * self.n / self.t))
+        return max(1, min(math.ceil(waiting / parts), most))
 
     def limit_s(self, samples: int, first: bool) -> float:
         """Seconds that the next call of so many samples may take."""
         if samples == 1 or not self.seconds or (first and not self.first_seconds):
             return self.timeout_s
         nearly_all = sorted(self.seconds)[math.ceil(NEARLY_ALL * len(self.seconds)) - 1]
-        return min(self.timeout_s, max(LEAST_PATIENCE_S, 2 * nearly_all, 2 * self.first_seconds if first else 0.0))
+        usual = max(nearly_all, *list(self.seconds)[-LAST:], self.first_seconds if first else 0.0)
+        return min(self.timeout_s, max(LEAST_PATIENCE_S, 2 * usual))

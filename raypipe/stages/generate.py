@@ -47,7 +47,8 @@ class Generate:
             "plan": self.plan,
             **self.sampling[row["purpose"]],
         }
-        began, tried = time.time(), []
+        began = time.time()
+        tried: list[str] = []
         while True:
             name = self._choose(row["group_id"], tried)
             tried.append(name)
