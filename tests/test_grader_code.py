@@ -136,12 +136,12 @@ PROGRAMS = {
     "hack_float": ("class F(float):\n    __eq__ = lambda *_: True\ndef double(n): return F(1)", DOUBLE, 0.0, "ok"),
     "hack_list": ("class L(list):\n    __eq__ = lambda *_: True\ndef double(n): return L()", DOUBLE, 0.0, "ok"),
     "hack_forged_replies": (
-        "import os\nfor fd in range(3, 30):\n    try: os.write(fd, b'{\"value\":null}\\n{\"score\":1}\\n')\n"
+        "import os\nfor fd in range(3, 999):\n    try: os.write(fd, b'{\"value\":null}\\n{\"score\":1}\\n')\n"
         "    except OSError: pass\ndef double(n): return 0",
         DOUBLE, 0.0, "crash ok",
     ),
     "hack_forged_nonsense": (
-        "import os\nfor fd in range(3, 30):\n    try: os.write(fd, b'{\"value\":1}\\n{\"value\":{}}\\n\\xff\\n')\n"
+        "import os\nfor fd in range(3, 999):\n    try: os.write(fd, b'{\"value\":1}\\n{\"value\":{}}\\n\\xff\\n')\n"
         "    except OSError: pass\ndef double(n): return 4",
         DOUBLE, 0.0, "crash",
     ),
