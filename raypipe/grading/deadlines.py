@@ -2,7 +2,7 @@
 
 `timeout_s` is what one sample may take when it is called alone, and only that marks a sample. A call of several is a
 bet that none of them hangs. Waiting `timeout_s` for each member before the bet is called off would hold its process for
-minutes, so it is off after twice what nearly all calls took (at least a second, at most `timeout_s`): the call is
+minutes, so it is off after twice what a call of its size takes (at least a second, at most `timeout_s`): the call is
 stopped and its samples are repeated one by one. A wrong guess costs that time again and nothing else, and the next
 guess waits twice as long. A hanging sample is thus marked about a second after `timeout_s`.
 
@@ -70,5 +70,6 @@ class Pace:
         if samples == 1 or not self.seconds or (first and not self.first_seconds):
             return self.timeout_s
         nearly_all = sorted(self.seconds)[math.ceil(NEARLY_ALL * len(self.seconds)) - 1]
-        usual = max(nearly_all, *list(self.seconds)[-LAST:], self.first_seconds if first else 0.0)
-        return min(self.timeout_s, max(LEAST_PATIENCE_S, 2 * usual))
+        slow = max(nearly_all, *list(self.seconds)[-LAST:], self.first_seconds if first else 0.0)
+        a, b = self.cost()
+        return min(self.timeout_s, max(LEAST_PATIENCE_S, 2 * slow, 2 * (a + b * samples)))
