@@ -194,3 +194,13 @@ def test_an_engine_that_dies_is_left_for_another(ray_session):
             rows += block
         assert len({row["sample_id"] for row in rows}) == 16
         assert {row["finish_reason"] for row in rows} <= {"stop", "length"}
+
+
+def test_ray_data_scales_the_grader_hosts_under_load(ray_session):
+    config = config_for("scale", prompts=32, n=8, iterations=1)
+    graders = [GraderConfig(path="toy_graders:SlowGrader", max_batch=1)]
+    config = Config(**{**vars(config), "grade": GradeConfig(graders=graders, processes=1, workers="1..3")})
+    with scripted_run(config) as run:
+        [rows] = run.rows([run.feed()], 0)
+        assert len(rows) == 256 and {row["grade_status"] for row in rows} == {"ok"}
+        assert 2 <= ray.get(run.dispatcher.stats.remote())["hosts"] <= 3

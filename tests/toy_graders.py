@@ -1,5 +1,7 @@
 """Graders for tests of the plan."""
 
+import time
+
 
 class FirstTokenGrader:
     """Scores a response by the parity of its first token."""
@@ -13,3 +15,11 @@ class LetterGrader:
 
     def __call__(self, *, data_sources, solution_strs, ground_truths, extra_infos):
         return [sum("a" <= char <= "z" for char in text) / max(1, len(text)) for text in solution_strs]
+
+
+class SlowGrader:
+    """Takes 50 ms a call."""
+
+    def __call__(self, *, data_sources, solution_strs, ground_truths, extra_infos):
+        time.sleep(0.05)
+        return [1.0] * len(solution_strs)
