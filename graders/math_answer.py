@@ -26,6 +26,7 @@ class Scalar:
     expression: Expression
     unit: str = ""
     percent: bool = False
+    glued: bool = False  # 5m: perhaps five metres, perhaps 5 times m
     digits: str = ""  # as written, where it is plain digits: leading zeros and base are judged on these
 
 
@@ -126,8 +127,11 @@ def _readings(text: str, depth: int) -> Iterator[Answer]:
     yield from _based(text)
     if number := _scalar(text):
         yield number
-        if text.isdigit() or "," not in text:
-            return
+    if glued := re.fullmatch(r"(-?\d+(?:\.\d+)?)([A-Za-z](?:\^\{?[23]\}?)?)", text):
+        if glued[2][0] in math_units.LETTER_UNITS:
+            yield Scalar(math_expression.parse(glued[1]), math_units.canonical(glued[2]), glued=True)
+    if number and (text.isdigit() or "," not in text):
+        return
     sets_and_relations = (_relation, _set_operation) if "=" in text else (_set_operation, _relation)
     for splitter in (_joined, _comma_list, *sets_and_relations, _bracketed, _plus_minus, _colon):
         found = tuple(splitter(text, depth))
@@ -181,7 +185,7 @@ def _scalar(text: str) -> Scalar | None:
         if re.fullmatch(r"[+-]?\s*∞", core):
             return Scalar(Expression(core.replace("+", "").replace(" ", ""), ()))
         return None
-    return Scalar(expression, math_units.canonical(unit), percent, core if core.isalnum() else "")
+    return Scalar(expression, math_units.canonical(unit), percent, digits=core if core.isalnum() else "")
 
 
 def _join_thousands(text: str) -> str:
@@ -198,7 +202,7 @@ def _split_unit(text: str) -> tuple[str, str]:
     if match := re.search(rf"\s*(?:%|{_UNIT_WORD}|[$€£¥₹])(?:{_UNIT_WORD}|[\s/*.\-]|\^\s*\{{?-?\d\}}?)*$", text):
         if match.start() and (unit := match.group().strip()):
             return text[: match.start()], unit.replace("“", "").replace("”", "") if "%" not in unit else "%"
-    if match := re.fullmatch(r"(-?[\d.,/]+)\s*([A-Za-z])((?:\^\{?[23]\}?)?)", text):
+    if match := re.fullmatch(r"(-?[\d.,/]+)\s+([A-Za-z])((?:\^\{?[23]\}?)?)", text):
         if match[2] in math_units.LETTER_UNITS:
             return match[1], match[2] + match[3]
     return text, ""

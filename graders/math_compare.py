@@ -71,7 +71,7 @@ def _choices(key: Answer, answer: Answer) -> bool:
 
 
 def _scalars(key: Scalar, answer: Scalar) -> bool:
-    if math_units.conflict(key.unit, answer.unit):
+    if math_units.conflict(key.unit, answer.unit) or (key.glued and not answer.unit) or (answer.glued and not key.unit):
         return False
     if not key.expression.tokens or not answer.expression.tokens:  # infinity
         return key.expression.text == answer.expression.text
@@ -144,6 +144,8 @@ def _value(relation: Relation) -> tuple[str, Readings] | None:
     readings = [read(value) for value in values]
     if any(_contradict(one[0], readings[-1][0]) for one in readings[:-1]):
         return None  # 5 = 6 offers two values
+    if not names and values[-1] == "0" and len(values) > 1:
+        return None  # 2x - y + 1 = 0 is an equation in its usual form and no value
     return (names[0] if names else ""), readings[-1]
 
 
@@ -268,7 +270,7 @@ def _parts(answer: Answer) -> list[Expression]:
     """The parts of a ratio; 3/4 is 3:4 and a time may have been meant as a ratio."""
     if isinstance(answer, Ratio):
         return list(answer.parts)
-    if isinstance(answer, Clock):
+    if isinstance(answer, Clock) and not answer.half:
         return [math_expression.parse(str(part)) for part in (answer.seconds // 3600, answer.seconds // 60 % 60)]
     if isinstance(answer, Scalar) and not answer.unit and not answer.percent and answer.expression.tokens:
         return [answer.expression, math_expression.parse("1")]

@@ -103,6 +103,8 @@ class _Level:
         token = self.peek()
         if token.kind == "number" and self.position and self.tokens[self.position - 1].kind == "number":
             raise Unreadable("two numbers side by side")
+        if token.text[:1] == "[":
+            return False  # [42][0] is no product
         return token.kind in ("number", "value", "name", "command") or token.text in ("π", "√")
 
     def fraction_literal(self) -> Number:

@@ -5,21 +5,23 @@ no computer algebra. Two expressions are equal when they have equal values, and 
 several points (Schwartz, Zippel). Nothing is ever handed to eval.
 """
 
+import functools
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 
 from graders import math_number as number
 from graders.math_evaluate import evaluate
 from graders.math_number import Number
 from graders.math_tokens import Token, Unreadable, tokenise
 
-__all__ = ["Expression", "Unreadable", "agree", "equal", "parse", "ratio"]
+__all__ = ["Expression", "Unreadable", "equal", "parse", "ratio"]
 
 
-# The sign of all coordinates at each of the fixed pseudo-random points.
-SIGNS = (1, 1, 1, -1)
+# Points at which expressions with symbols are compared: six of positive coordinates between 1/4 and 32, so that
+# |x - y|, floors and the like show both their sides, one of negative coordinates and one of either.
+POINTS = 8
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Expression:
     tokens: tuple[Token, ...]
     _values: dict[int, Number] = field(default_factory=dict, compare=False, repr=False)
 
-    @cached_property
+    @functools.cached_property
     def symbols(self) -> frozenset[str]:
         return frozenset(token.text for token in self.tokens if token.kind == "name" and token.text not in ("e", "i"))
 
@@ -51,11 +53,7 @@ class Expression:
         return self._values[index]
 
     def evaluate(self, index: int) -> Number:
-        point = {
-            name: SIGNS[index] * Fraction(random.Random(f"{name} {index}").randrange(300, 3_000), 997)
-            for name in self.symbols
-        }
-        return evaluate(self.tokens, point)
+        return evaluate(self.tokens, {name: _coordinate(name, index) for name in self.symbols})
 
 
 def parse(text: str) -> Expression:
@@ -71,23 +69,31 @@ def parse(text: str) -> Expression:
 def equal(a: Expression, b: Expression) -> bool:
     if not a.symbols and not b.symbols:
         return a.constant is not None and b.constant is not None and number.equal(a.constant, b.constant)
-    return agree([(a.at(i), b.at(i)) for i in range(len(SIGNS))])
+    return _agree((a.at(i), b.at(i)) for i in range(POINTS))
 
 
-def agree(pairs: list[tuple[Number, Number]]) -> bool:
+def _agree(pairs: Iterable[tuple[Number, Number]]) -> bool:
     """Whether the values at all points are equal. Points outside the domain of real roots and logarithms do not count,
     unless all are."""
-    if any((x is None) != (y is None) for x, y in pairs):
-        return False
-    pairs = [(x, y) for x, y in pairs if x is not None]
-    real = [(x, y) for x, y in pairs if not number.left_reals(x) and not number.left_reals(y)]
-    return bool(pairs) and all(number.equal(x, y) for x, y in real or pairs)
+    real, complex_pairs = 0, []
+    for x, y in pairs:
+        if x is None and y is None:
+            continue
+        if x is None or y is None:
+            return False
+        if number.left_reals(x) or number.left_reals(y):
+            complex_pairs.append((x, y))
+        elif number.equal(x, y):
+            real += 1
+        else:
+            return False
+    return real > 0 or (bool(complex_pairs) and all(number.equal(x, y) for x, y in complex_pairs))
 
 
 def ratio(a: tuple[Expression, Expression], b: tuple[Expression, Expression]) -> Number:
     """The constant r with (a0 - a1) = r (b0 - b1), None if there is none: the equations a0 = a1 and b0 = b1 are one."""
     ratios = []
-    for i in range(len(SIGNS)):
+    for i in range(POINTS):
         sides = [side.at(i) for side in (*a, *b)]
         if any(side is None for side in sides):
             return None
@@ -98,3 +104,10 @@ def ratio(a: tuple[Expression, Expression], b: tuple[Expression, Expression]) ->
             return None
     constant = all(number.equal(ratios[0], other) for other in ratios[1:])
     return ratios[0] if constant and not number.equal(ratios[0], Fraction(0)) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _coordinate(name: str, index: int) -> Fraction:
+    chance = random.Random(f"{name} {index}")
+    size = Fraction(round(997 * 2 ** chance.uniform(-2, 5)), 997)
+    return size if index < 6 or (index == 7 and chance.random() < 0.5) else -size

@@ -188,6 +188,7 @@ def binomial(n: Number, k: Number) -> Number:
     return divide(factorial(n), multiply(factorial(k), factorial(add(n, negate(k)))))
 
 
+_QUOTIENTS = {"tan": ("sin", "cos"), "cot": ("cos", "sin"), "sec": ("", "cos"), "csc": ("", "sin")}
 FUNCTIONS = (
     "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan arcsinh arccosh arctanh exp ln floor ceil abs".split()
 )
@@ -206,6 +207,12 @@ def apply(name: str, x: Number) -> Number:
         return abs(x)
     if name in ("floor", "ceil"):
         return Fraction(int(getattr(_thread.mp, name)(x.real)))
+    if name in _QUOTIENTS:
+        top, bottom = _QUOTIENTS[name]
+        return divide(apply(top, x) if top else Fraction(1), apply(bottom, x))
+    if name in ("sin", "cos"):
+        value = _call(name, x)
+        return Fraction(0) if _is_tiny(value, 1) else value  # so that tan 90° has no value
     return _call(_MP_NAMES.get(name, name), x)
 
 

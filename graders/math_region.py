@@ -180,5 +180,14 @@ def _probes(boundaries: tuple[Number, ...]) -> list[Number]:
         return [Fraction(0)]
     half = Fraction(1, 2)
     gaps = [math_number.multiply(half, math_number.add(x, y)) for x, y in zip(ordered, ordered[1:], strict=False)]
-    one = Fraction(1)
-    return [*ordered, *gaps, math_number.add(ordered[0], -one), math_number.add(ordered[-1], one)]
+    return [
+        *ordered,
+        *gaps,
+        *(math_number.add(end, _beyond(end, sign)) for end, sign in ((ordered[0], -1), (ordered[-1], 1))),
+    ]
+
+
+def _beyond(end: Number, sign: int) -> Number:
+    """A step outwards that is not lost in the digits of a large end."""
+    size = math_number.apply("abs", end)
+    return math_number.multiply(Fraction(sign), math_number.add(Fraction(1), size))
