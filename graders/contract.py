@@ -14,7 +14,8 @@ with a status; it is never turned into a score of 0 and never stops the run.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-# float: the score. dict: {"score": float | None, **named values to log}. None: abstain, the grader has no opinion.
+# float: the score. dict: {"score": float, **named values to log}. None: abstain, the grader has no opinion; with
+# {"score": None, "error": text} the sample could not be graded (status error).
 Score = float | dict[str, Any] | None
 
 
@@ -35,7 +36,8 @@ class Grader(Protocol):
             data_sources: n names of the data set that each prompt came from.
             solution_strs: n responses, decoded, without the prompt.
             ground_truths: n keys to grade against (any JSON value, None where the data has none).
-            extra_infos: n dicts of whatever else the data row carried.
+            extra_infos: n dicts of whatever else the data row carried; in a run also `prompt` (after the chat template)
+                and `response_length` (tokens), unless the row has its own.
 
         Returns:
             n scores in the same order.

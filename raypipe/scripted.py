@@ -65,7 +65,8 @@ def scripted_run(
         .remote(f"engine-{i}", **engine)
         for i in range(engines)
     ]
-    data = [Prompt(f"p{i}", "toy", f"q{i}", array("i", [1 + i % 50, 2, 3]), '"1"', "{}") for i in range(prompts + heldout)]
+    ids = [array("i", [1 + i % 50, 2, 3]) for i in range(prompts + heldout)]
+    data = [Prompt(f"p{i}", "toy", f"q{i}", ids[i], '"1"', "{}") for i in range(prompts + heldout)]
     try:
         with plan_run(config, actors, data[:prompts], data[prompts:]) as run:
             yield run

@@ -50,7 +50,7 @@ def test_a_grader_is_called_with_the_contract_in_a_process_with_one_thread_a_lib
     del seen["pid"]
     assert seen == {
         "data_source": "gsm8k", "solution_str": "6*7 = 42", "ground_truth": "42", "unit": "marks", "batch": 1,
-        "extra_info": {"prompt": "?", "index": 3},
+        "extra_info": {"prompt": "?", "response_length": 7, "index": 3},
     }  # fmt: skip
 
 
@@ -189,7 +189,7 @@ from raypipe.grading.pool import GradingPool
 async def main():
     pool = GradingPool([{"path": sys.argv[1]}], namespaces=sys.argv[2] == "True")
     await pool.start()
-    row = dict.fromkeys(["data_source", "ground_truth", "extra_info", "prompt_text"], "")
+    row = dict.fromkeys(["data_source", "ground_truth", "extra_info", "prompt_text", "response_length"], "")
     row["response_text"] = "hang_with_daemons"
     task = asyncio.create_task(pool.grade(row))
     await asyncio.sleep(0.5)

@@ -176,7 +176,13 @@ class GraderProcess:
     async def call(self, grader: int, samples: Sequence[Sample], limit_s: float, grace_s: float = 0.0) -> Reply:
         """Calls a grader within `limit_s`. The process is killed `grace_s` later, if it has not obeyed by itself."""
         rows = [
-            [row["data_source"], row["response_text"], row["ground_truth"], row["extra_info"], row["prompt_text"]]
+            [
+                row["data_source"],
+                row["response_text"],
+                row["ground_truth"],
+                row["extra_info"],
+                {"prompt": row["prompt_text"], "response_length": row["response_length"]},
+            ]
             for row in samples
         ]
         start = time.perf_counter()

@@ -49,7 +49,8 @@ def entry(result: Any) -> dict[str, Any]:
             if len(json.dumps(values)) > MAX_VALUES_BYTES:
                 values = {"left_out": f"named values of more than {MAX_VALUES_BYTES} bytes"}
         if score is None:
-            return {"score": None, "values": values}
+            error = result.get("error") if isinstance(result, dict) else None
+            return {"error": str(error)[:MAX_TEXT]} if error else {"score": None, "values": values}
         if hasattr(score, "item"):  # a scalar of numpy or torch
             score = score.item()
         if isinstance(score, str | bytes):

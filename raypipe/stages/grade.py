@@ -6,6 +6,7 @@ and the one queue that forms their batches across blocks, outlive the plan. Its 
 """
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import ray
 
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, add_columns, check_columns
@@ -29,5 +30,7 @@ class Grade:
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         check_columns(table, {**PROMPT_COLUMNS, **GENERATE_COLUMNS}, "Grade")
-        graded = await self.dispatcher.grade.remote(table.select(list(READS)).to_pylist())
+        lengths = pc.list_value_length(table["response_ids"])
+        seen = table.select(list(READS)).append_column("response_length", lengths)
+        graded = await self.dispatcher.grade.remote(seen.to_pylist())
         return add_columns(table, graded, GRADE_COLUMNS)
