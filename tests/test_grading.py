@@ -496,6 +496,16 @@ def test_a_data_source_without_a_grader_is_named():
     run(test)
 
 
+def test_a_sample_that_lacks_a_column_is_refused():
+    async def test():
+        row = sample(0)
+        del row["response_length"]
+        with pytest.raises(ValueError, match=r"the sample lacks \['response_length'\]"):
+            await queue_of(HandSlot()).grade(row)
+
+    run(test)
+
+
 def test_two_graders_of_one_name_are_refused():
     async def test():
         with pytest.raises(ValueError, match="two graders are called 'G'"):
@@ -535,6 +545,7 @@ def test_the_score_is_the_weighted_sum_and_the_status_the_worst(grades, status, 
         (Fraction(1, 4), {"score": 0.25, "values": {}}),
         (None, {"score": None, "values": {}}),
         ({"score": None, "why": "no opinion"}, {"score": None, "values": {"why": "no opinion"}}),
+        ({"score": None, "error": "the judge answered nothing"}, {"error": "the judge answered nothing"}),
         (
             {
                 "score": 1,

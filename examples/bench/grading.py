@@ -16,10 +16,10 @@ reward managers run too where verl is installed. All ways have two processes. Th
 import argparse
 import asyncio
 import json
+import logging
 import os
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -106,7 +106,8 @@ class Raypipe:
         from raypipe.grading.pool import GradingPool
 
         self.count = 0
-        self.pool = GradingPool([{"path": f"{os.path.abspath(__file__)}:{grader}", **options}], processes=PROCESSES)
+        spec = {"path": f"{os.path.abspath(__file__)}:{grader}", **options}
+        self.pool = GradingPool([spec], processes=PROCESSES, async_concurrency=256)
 
     async def start(self) -> None:
         await self.pool.start()
@@ -114,8 +115,14 @@ class Raypipe:
 
     async def grade(self, text: str) -> str:
         self.count += 1
-        row = {"sample_id": str(self.count), "data_source": "bench", "prompt_text": "", "response_text": text}
-        return str((await self.pool.grade({**row, "ground_truth": "null", "extra_info": "{}"}))["grade_status"])
+        row: dict[str, Any] = {
+            "sample_id": str(self.count),
+            "data_source": "bench",
+            "prompt_text": "",
+            "response_text": text,
+        }
+        row |= {"response_length": len(text), "ground_truth": "null", "extra_info": "{}"}
+        return str((await self.pool.grade(row))["grade_status"])
 
     async def close(self) -> None:
         await self.pool.close()
@@ -202,15 +209,19 @@ class Verl:
         return "ok"
 
     async def close(self) -> None:
-        return
+        if self.kind == "remote":
+            import ray
+
+            for worker in self.manager.reward_worker:
+                ray.kill(worker)
 
 
 def verl_cpu(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    return call_one("Cpu", solution_str)
+    return Cpu()(solution_strs=[solution_str])[0]
 
 
 def verl_economy(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    return call_one("Economy", solution_str)
+    return Economy()(solution_strs=[solution_str])[0]
 
 
 async def verl_score_async(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
@@ -314,7 +325,7 @@ def has_verl() -> bool:
     except ImportError as error:
         print(f"verl's reward managers are left out: {error}")
         return False
-    ray.init(num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     return True
 
 
@@ -352,4 +363,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

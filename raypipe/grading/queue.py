@@ -13,6 +13,9 @@ from raypipe.grading.deadlines import Pace
 from raypipe.grading.requests import RequestQueue
 from raypipe.grading.results import Grade, Sample, combine, not_graded
 
+# What graders see of a sample.
+SEEN = ("data_source", "prompt_text", "response_text", "response_length", "ground_truth", "extra_info")
+
 
 class Group:
     """The members of a prompt that have arrived (None: generation failed), and the grades of the call they share."""
@@ -55,13 +58,18 @@ class GradeQueue:
         """Grades one sample by every grader of its data source.
 
         Args:
-            sample: `sample_id`, `data_source`, `prompt_text`, `response_text`, `ground_truth` and `extra_info` (JSON);
-                for group graders also `iteration`, `purpose`, `group_id` and `group_size`; where generation may fail
-                also `finish_reason` and `generate_error`.
+            sample: `sample_id` and the columns SEEN (`ground_truth` and `extra_info` as JSON); for group graders also
+                `iteration`, `purpose`, `group_id` and `group_size`; where generation may fail also `finish_reason`
+                and `generate_error`.
 
         Returns:
             its GRADE_COLUMNS. A sample whose generation failed is called by no grader: status `error`.
+
+        Raises:
+            ValueError: the sample lacks a column.
         """
+        if missing := [name for name in SEEN if name not in sample]:
+            raise ValueError(f"grading reads the columns {list(SEEN)}, of which the sample lacks {missing}")
         self.received += 1
         try:
             return await self._grade(sample)
