@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.grading import keeper, processes
+from raypipe.grading import processes
+from raypipe.grading.namespaces import permitted_namespaces
 from raypipe.grading.pool import GradingPool
 
 FAULTY = f"{Path(__file__).parent / 'faulty_graders.py'}"
@@ -80,7 +81,7 @@ def mark(monkeypatch):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["namespace", "sweep"])
 def bench(request):
-    if request.param and not keeper.permitted_namespaces():
+    if request.param and not permitted_namespaces():
         pytest.skip("this kernel permits no PID namespace")
     # A machine at its limits must not make a time-out of a crash.
     limits = {"hasty": TIMEOUT_S, "patient": 60.0}

@@ -34,8 +34,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 16384, 1 << 19
+from raypipe.grading.namespaces import CLONE_NEWUSER, enter, mount_proc, permitted_namespaces
+from raypipe.grading.watch import descendants, hold_more
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # Linux release since which /proc/sys/kernel/pid_max is the namespace's (before, it is the whole machine's), and the
 # numbers below which no process is numbered once they have run through.
@@ -44,14 +45,11 @@ RESERVED_PIDS = 300
 FOLDER = "raypipe-grader-"
 STALE_S = 60.0
 POLL_S = 0.1
-EXACT_LOOK_S = 0.02
 CHUNK = 1 << 16
 TAIL_BYTES = 4096
 SWEEP_LIMIT_S = 10.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Flags of the namespaces that this kernel permits; None: not tried yet. Processes forked from this one know them too.
-_permitted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def keep(control: socket.socket, work: Callable[[], None], limits: Limits) -> No
     output, output_end = os.pipe()
     flags = permitted_namespaces() if limits.namespaces else 0
     if flags:
-        _enter(flags)
+        enter(flags)
     child = os.fork()
     if child == 0:
         try:
@@ -132,48 +130,6 @@ def remove_stale_folders() -> None:
             os.close(lock)
 
 
-def permitted_namespaces() -> int:
-    """The flags of `unshare` that give a PID namespace with its own /proc here, or 0; tried in a throw-away process."""
-    global _permitted
-    if _permitted is None:
-        choices = (CLONE_NEWPID | CLONE_NEWNS, CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWUSER)
-        _permitted = next(filter(_works, choices), 0)
-    return _permitted
-
-
-def _works(flags: int) -> bool:
-    probe = os.fork()
-    if probe == 0:
-        try:
-            _enter(flags)
-            inner = os.fork()
-            if inner == 0:
-                _mount_proc()
-                os._exit(0)
-            os._exit(os.waitpid(inner, 0)[1] != 0)
-        finally:
-            os._exit(1)
-    return os.waitpid(probe, 0)[1] == 0
-
-
-def _enter(flags: int) -> None:
-    """Moves this process's mounts, and its next child, into new namespaces."""
-    uid, gid = os.geteuid(), os.getegid()
-    if _libc.unshare(flags) != 0:
-        raise OSError(ctypes.get_errno(), "unshare")
-    if flags & CLONE_NEWUSER:
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-
-
-def _mount_proc() -> None:
-    if _libc.mount(None, b"/", None, MS_REC | MS_SLAVE, None) != 0:
-        raise OSError(ctypes.get_errno(), "mount /")
-    if _libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None) != 0:
-        raise OSError(ctypes.get_errno(), "mount /proc")
-
-
 def _become_work(output_end: int, folder: str) -> None:
     """Dies with its parent, writes no core, goes first when memory runs out, and owns a temporary folder.
 
@@ -196,7 +152,7 @@ def _become_work(output_end: int, folder: str) -> None:
 
 def _become_init(flags: int, processes: int) -> None:
     """Makes this process the first of its namespace, which reaps orphans, and returns in a child of it."""
-    _mount_proc()
+    mount_proc()
     if flags & CLONE_NEWUSER:
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))  # counts the processes of this namespace only
     if tuple(map(int, os.uname().release.split(".")[:2])) >= PID_MAX_BY_NAMESPACE:
@@ -265,85 +221,9 @@ def _over_limit(limits: Limits, namespace: bool) -> str:
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if namespace else descendants(os.getpid())
     if len(pids) > limits.processes:
         return f"was stopped: it had more than {limits.processes} processes"
-    if _holds_more(pids, limits.memory_mb << 20):
+    if hold_more(pids, limits.memory_mb << 20):
         return f"was stopped: it held more than {limits.memory_mb} MiB of memory"
     return ""
-
-
-def _holds_more(pids: list[int], limit: int) -> bool:
-    """Whether the processes hold more than `limit` bytes together."""
-    resident = {pid: _resident(pid) for pid in pids}
-    if sum(resident.values()) <= limit:
-        return False
-    # What they share counts several times there. The exact look is slow: the largest first, and not for long, since
-    # a fork bomb must be seen to by the number of its processes.
-    total, deadline = 0, time.monotonic() + EXACT_LOOK_S
-    for pid in sorted(pids, key=resident.__getitem__, reverse=True):
-        total += _proportional(pid)
-        if total > limit or time.monotonic() > deadline:
-            break
-    return total > limit
-
-
-def descendants(pid: int) -> list[int]:
-    """Ids of all living processes below `pid`."""
-    try:
-        return _descendants_by_children(pid)
-    except FileNotFoundError:
-        return _descendants_by_parents(pid)
-
-
-def _descendants_by_children(root: int) -> list[int]:
-    """Costs in proportion to the tree. Raises FileNotFoundError where the kernel lists no children."""
-    found, todo = [], [root]
-    while todo:
-        pid = todo.pop()
-        try:
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                below = list(map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split()))
-                found += below
-                todo += below
-        except OSError:
-            if pid == root:
-                raise
-    return found
-
-
-def _descendants_by_parents(root: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            stat = Path(f"/proc/{name}/stat").read_text(errors="replace")
-            parents[int(name)] = int(stat[stat.rindex(")") + 2 :].split()[1])
-        except (OSError, ValueError):
-            continue
-    found: set[int] = set()
-    more = {root}
-    while more:
-        more = {pid for pid, parent in parents.items() if parent in more} - found
-        found |= more
-    return list(found)
-
-
-def _resident(pid: int) -> int:
-    """Bytes of memory of a process, with those it shares."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-    except (OSError, IndexError):
-        return 0
-
-
-def _proportional(pid: int) -> int:
-    """Bytes of memory of a process, a shared one divided by those who share it. Exact, but slower to read."""
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-    except FileNotFoundError:
-        return _resident(pid) if Path(f"/proc/{pid}").exists() else 0
-    except OSError:
-        pass
-    return 0
 
 
 def kill_all(child: int, namespace: bool) -> str:
