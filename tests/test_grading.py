@@ -53,9 +53,12 @@ def good(count, score=1.0):
     return Reply("ok", [{"score": score, "values": {}}] * count)
 
 
-def queue_of(*slots, graders=({"path": "g:G"},), is_async=None, concurrency=64, rate=0.0, retries=4):
+def queue_of(*slots, graders=({"path": "g:G"},), known_s=0.01):
+    """A queue of graders of which one call of `known_s` is known; 0: none."""
     specs = [GraderConfig(**grader) for grader in graders]
-    queue = GradeQueue(specs, is_async or [False] * len(specs), concurrency, rate, retries)
+    queue = GradeQueue(specs, [False] * len(specs), concurrency=64, rate=0.0, retries=4)
+    for lane in queue.lanes:
+        lane.pace.record("ok", 1, known_s, first=True)
     for slot in slots:
         queue.add_slot(slot)
     return queue
@@ -119,6 +122,19 @@ def test_samples_that_come_together_spread_over_all_slots():
         slots[1].release()
         await settle()
         assert [len(call) for call in slots[1].calls] == [2, 1, 1]
+
+    run(test)
+
+
+def test_the_first_calls_of_all_take_one_sample_each():
+    async def test():
+        slots = [HandSlot(), HandSlot()]
+        submit(queue_of(*slots, known_s=0.0), *(sample(i, str(i)) for i in range(9)))
+        await settle()
+        assert [slot.calls for slot in slots] == [[["0"]], [["1"]]]
+        slots[0].release()
+        await settle()
+        assert slots[0].calls[1:] == [["2", "3", "4", "5"]]
 
     run(test)
 
@@ -303,12 +319,11 @@ def test_a_sample_alone_gets_its_timeout_and_a_batch_what_calls_take():
     assert pace.limit_s(1, first=False) == pace.limit_s(16, first=False) == 30.0  # nothing is known yet
     for _ in range(20):
         pace.record("ok", 16, 0.1, first=False)
-    assert pace.limit_s(16, first=False) == pytest.approx(1.0)  # twice what they take, but at least a second
+    assert pace.limit_s(16, first=False) == pytest.approx(1.5)  # twice what they take, but at least this
     assert pace.limit_s(1, first=False) == 30.0
-    assert pace.limit_s(16, first=True) == pytest.approx(30.0)  # it may load a model in its first call
-    pace.record("ok", 1, 4.0, first=True)
+    pace.record("ok", 1, 4.0, first=True)  # it loaded a model
     assert pace.limit_s(16, first=True) == 8.0
-    assert pace.limit_s(16, first=False) == 1.0
+    assert pace.limit_s(16, first=False) == pytest.approx(1.5)
     for _ in range(20):
         pace.record("ok", 16, 3.0, first=False)
     assert pace.limit_s(16, first=False) == 6.0
@@ -342,7 +357,7 @@ def test_a_stopped_call_makes_the_next_few_wait_longer_and_many_make_all_wait_lo
 
 def test_calls_stay_within_half_of_the_timeout_as_far_as_is_known():
     pace = Pace(timeout_s=30.0, max_batch=16)
-    assert pace.share(100, 1) == 16
+    assert pace.share(100, 1) == 1  # the first call of all
     pace.record("ok", 1, 25.0, first=True)  # it loaded a model
     assert pace.share(100, 1) == 16
     pace.record("ok", 1, 5.0, first=False)
@@ -378,7 +393,9 @@ def test_what_waits_is_spread_only_if_a_part_has_more_work_than_a_call_costs():
     assert [pace.share(32, 4) for pace in (work, economy, mixed)] == [8, 32, 8]
     assert [pace.share(16, 4) for pace in (work, economy, mixed)] == [4, 16, 8]  # 2 parts of 80 ms, not 4 of 40
     assert [pace.share(6, 4) for pace in (work, economy, mixed)] == [2, 6, 6]
-    assert Pace(timeout_s=30.0, max_batch=64).share(10, 4) == 3  # nothing is known yet
+    unknown = Pace(timeout_s=30.0, max_batch=64)
+    unknown.record("ok", 1, 0.1, first=True)
+    assert unknown.share(10, 4) == 3
 
 
 def test_a_slow_but_legal_batch_is_never_marked():
@@ -389,7 +406,7 @@ def test_a_slow_but_legal_batch_is_never_marked():
             return good(1) if len(texts) == 1 else Reply("timeout", ended=True)
 
         slot = HandSlot(rule=rule)
-        queue = queue_of(slot, graders=[{"path": "g:G", "timeout_s": 10.0}])
+        queue = queue_of(slot, graders=[{"path": "g:G", "timeout_s": 10.0}], known_s=9.0)
         graded = await asyncio.gather(*submit(queue, *(sample(i, str(i)) for i in range(4))))
         assert [row["grade_status"] for row in graded] == ["ok"] * 4
         assert slot.limits == [10.0] * 5

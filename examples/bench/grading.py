@@ -285,7 +285,7 @@ def ways(grader: str, samples: int, quick: bool, verl: bool) -> dict[str, Way]:
     name = grader.capitalize()
     peers = {f"verl {kind}": Verl(kind, name) for kind in ("naive", "remote")} if verl else {}
     return {
-        "raypipe": Raypipe(name),
+        "raypipe": Raypipe(name, max_batch=64 if grader == "economy" else 16),
         "pool per sample": PerSample(name, processes),
         "barrier": Barrier(name, samples),
         **peers,

@@ -212,7 +212,7 @@ class BatchQueue:
         for job in jobs:
             job.lost += reply.status == "lost"
             if reply.status == "lost" and job.lost < MAX_LOST:
-                again.append(job)
+                (lane.suspects if job.suspect else again).append(job)
             elif len(jobs) > 1:
                 job.suspect = True
                 lane.suspects.append(job)

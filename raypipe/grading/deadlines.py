@@ -2,9 +2,9 @@
 
 `timeout_s` is what one sample may take when it is called alone, and only that marks a sample. A call of several is a
 bet that none of them hangs. Waiting `timeout_s` for each member before the bet is called off would hold its process for
-minutes, so it is off after twice what a call of its size takes (at least a second, at most `timeout_s`): the call is
+minutes, so it is off after twice what a call of its size takes (at least 1.5 s, at most `timeout_s`): the call is
 stopped and its samples are repeated one by one. A wrong guess costs that time again and nothing else, and the next
-guess waits twice as long. A hanging sample is thus marked about a second after `timeout_s`.
+guess waits twice as long. A hanging sample is thus marked within 2 s after `timeout_s`.
 
 A call costs a + b * n seconds for n samples. Where b matters, what waits is spread over all slots; where a matters, as
 for a model, one slot takes all: a part is worth a call of its own only if it has more work of its own than that costs.
@@ -15,7 +15,7 @@ from collections import deque
 
 RECENT, LAST = 50, 3
 NEARLY_ALL = 0.9
-LEAST_PATIENCE_S = 1.0
+LEAST_PATIENCE_S = 1.5
 FADE = 0.95  # weight of a call, in the cost of calls, against the one after it
 
 
@@ -59,7 +59,12 @@ class Pace:
         return (self.t - b * self.n) / self.calls, b
 
     def share(self, waiting: int, slots: int) -> int:
-        """How many of so many waiting samples a free slot takes: at most what lasts half of `timeout_s`, if known."""
+        """How many of so many waiting samples a free slot takes: at most what lasts half of `timeout_s`.
+
+        One, while no call has come back: how long to wait for several would be anybody's guess.
+        """
+        if not self.calls and not self.first_seconds:
+            return 1
         a, b = self.cost()
         parts = slots if a == 0.0 else min(slots, max(1, int(b * waiting / a)))
         most = self.max_batch if not self.n else min(self.max_batch, int(self.timeout_s / 2 * self.n / self.t))
@@ -67,9 +72,10 @@ class Pace:
 
     def limit_s(self, samples: int, first: bool) -> float:
         """Seconds that the next call of so many samples may take."""
-        if samples == 1 or not self.seconds or (first and not self.first_seconds):
+        if samples == 1 or (not self.seconds and not self.first_seconds):
             return self.timeout_s
-        nearly_all = sorted(self.seconds)[math.ceil(NEARLY_ALL * len(self.seconds)) - 1]
+        recent = sorted(self.seconds)
+        nearly_all = recent[math.ceil(NEARLY_ALL * len(recent)) - 1] if recent else self.first_seconds
         slow = max(nearly_all, *list(self.seconds)[-LAST:], self.first_seconds if first else 0.0)
         a, b = self.cost()
         return min(self.timeout_s, max(LEAST_PATIENCE_S, 2 * slow, 2 * (a + b * samples)))
