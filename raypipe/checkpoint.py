@@ -55,7 +55,8 @@ def export(target: Path, policy: Policy, weights: dict[str, torch.Tensor], sourc
     """Saves full weights in the dtype of the model they came from, with config and tokenizer."""
     from transformers import AutoTokenizer
 
-    dtype = getattr(torch, json.loads((Path(source) / "config.json").read_text()).get("dtype") or "float32")
+    config = json.loads((Path(source) / "config.json").read_text())
+    dtype = getattr(torch, config.get("dtype") or config.get("torch_dtype") or "float32")
     weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     policy.model.save_pretrained(target, state_dict=weights)
     AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=True).save_pretrained(target)
