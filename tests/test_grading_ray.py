@@ -43,14 +43,15 @@ def dispatchers():
     made = []
     memory_mb = next(MEMORY_MB)
 
-    def start(*graders, hosts=(1, 1), **options):
+    def start(*graders, hosts=(1, 1), cpus=1, **options):
         specs = [GraderConfig(**{**spec, "path": f"{FAULTY}:{spec['path']}"}) for spec in graders]
         config = GradeConfig(graders=specs, processes=2, memory_mb=memory_mb, **options)
-        made.append(start_dispatcher(config, hosts, run_name=uuid.uuid4().hex, cpus_per_host=1))
+        made.append(start_dispatcher(config, hosts, run_name=uuid.uuid4().hex, cpus_per_host=cpus))
         get(made[-1].start.remote())
         assert grader_processes(memory_mb)
         return made[-1]
 
+    start.memory_mb = memory_mb
     yield start
     for dispatcher in made:
         get(dispatcher.close.remote())
@@ -69,6 +70,10 @@ def grader_processes(memory_mb):
         if b"raypipe.grading.child" in command and f'"memory_mb": {memory_mb},'.encode() in command:
             found.add(int(path.parent.name))
     return found
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def get(refs):
@@ -145,12 +150,20 @@ def test_as_many_hosts_as_the_widest_plan_has_actors(dispatch):
     assert {row["grader"].split("/")[0] for row in graded} == {"host-0", "host-1", "host-2"}
 
 
+def test_a_host_for_which_there_is_no_cpu_holds_up_nothing(dispatch):
+    dispatcher = dispatch({"path": "Length"}, hosts=(1, 2), cpus=5)
+    get([dispatcher.attach.remote("plan-0", "a"), dispatcher.attach.remote("plan-0", "b")])
+    assert statuses(get(dispatcher.grade.remote(rows_of(*["abc"] * 8)))) == ["ok"] * 8
+    assert get(dispatcher.stats.remote())["hosts"] == 1
+
+
 def test_a_host_that_dies_loses_no_sample_and_comes_back(dispatch):
     dispatcher = dispatch({"path": "Sleep"}, hosts=(2, 2))
-    pids = get(dispatcher.pids.remote())
+    grading = grader_processes(dispatch.memory_mb)
+    host = next(parent for parent in map(parent_of, grading) if parent not in grading)
     ref = dispatcher.grade.remote(rows_of(*["0.1"] * 60))
     until(lambda: get(dispatcher.stats.remote())["running"] > 0, LIMIT_S)
-    os.kill(pids[0], signal.SIGKILL)
+    os.kill(host, signal.SIGKILL)
     assert statuses(get(ref)) == ["ok"] * 60
     iteration = itertools.count(1)
 
@@ -159,14 +172,13 @@ def test_a_host_that_dies_loses_no_sample_and_comes_back(dispatch):
         return {row["grader"].split("/")[0] for row in get(dispatcher.grade.remote(rows))}
 
     until(lambda: hosts() == {"host-0", "host-1"}, LIMIT_S)
-    assert pids[0] not in get(dispatcher.pids.remote())
 
 
 def test_callers_do_not_notice_that_the_dispatcher_died(dispatch):
     dispatcher = dispatch({"path": "Sleep"})
     ref = dispatcher.grade.remote(rows_of(*["0.05"] * 40))
     until(lambda: get(dispatcher.stats.remote())["running"] > 0, LIMIT_S)
-    os.kill(get(dispatcher.pid.remote()), signal.SIGKILL)
+    os.kill(get(dispatcher.stats.remote())["pid"], signal.SIGKILL)
     assert statuses(get(ref)) == ["ok"] * 40
 
 

@@ -67,7 +67,7 @@ class Instant:
 
 
 class Faulty:
-    """20 ms a sample, a hang, a segmentation fault."""
+    """5 ms a sample, a hang, a segmentation fault."""
 
     def __call__(self, *, solution_strs: Sequence[str], **_: Any) -> list[float]:
         for text in solution_strs:
@@ -77,7 +77,7 @@ class Faulty:
                 import ctypes
 
                 ctypes.string_at(0)
-            burn(0.020)
+            burn(0.005)
         return [1.0] * len(solution_strs)
 
 

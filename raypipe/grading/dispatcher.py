@@ -11,7 +11,6 @@ was kept; `forget(iteration)` lets go of them.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Coroutine, Sequence
@@ -28,6 +27,7 @@ from raypipe.grading.results import Reply, Sample
 # Calls that may wait in an actor: past every sample of every plan.
 MAX_CONCURRENCY = 100_000
 HOST_RETURN_LIMIT_S = 900.0
+CLOSE_LIMIT_S = 20.0
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class GradeDispatcher:
         self.config, self.cpus_per_host = grade, cpus_per_host
         self.fewest, self.most = hosts
         self.hosts: list[ActorHandle] = []
+        self.up: list[ActorHandle] = []  # those of them that have started
         self.attached: dict[str, set[str]] = {}
         self.results: dict[int, dict[str, asyncio.Task[dict[str, Any]]]] = {}
         self.starting: asyncio.Task[None] | None = None
@@ -119,6 +120,7 @@ class GradeDispatcher:
     async def _add(self, host: ActorHandle, number: int) -> None:
         """Adds the slots of a host to the queue once its graders are built."""
         is_async = await host.start.remote()
+        self.up.append(host)
         for index in range(self.config.processes):
             self.queue.add_slot(RemoteSlot(host, index, f"host-{number}/{index}"))
         if any(is_async):
@@ -169,25 +171,17 @@ class GradeDispatcher:
         self.results.pop(iteration, None)
 
     async def stats(self) -> dict[str, Any]:
-        """Counts since the start (see `GradeQueue.stats`), and the number of hosts."""
+        """Counts since the start (see `GradeQueue.stats`), the hosts that are up, and this process's id."""
         await self.start()
-        return {"hosts": len(self.hosts), **self.queue.stats()}
-
-    async def pid(self) -> int:
-        """This process's id."""
-        return os.getpid()
-
-    async def pids(self) -> list[int]:
-        """The process ids of the hosts."""
-        return list(await asyncio.gather(*(host.pid.remote() for host in self.hosts)))
+        return {"hosts": len(self.up), "pid": os.getpid(), **self.queue.stats()}
 
     async def close(self) -> None:
         """Ends every host with its processes."""
         for task in self.tasks:
             task.cancel()
-        if self.starting and self.starting.done() and not self.starting.exception():
+        if self.up:
             self.queue.close()
+            closing = [asyncio.ensure_future(host.close.remote()) for host in self.up]
+            await asyncio.wait(closing, timeout=CLOSE_LIMIT_S)
         for host in self.hosts:
-            with contextlib.suppress(ray.exceptions.RayError):
-                await host.close.remote()
             ray.kill(host)

@@ -5,7 +5,6 @@ sample with it; Ray starts it again, and it builds its graders again at the firs
 """
 
 import asyncio
-import os
 
 from raypipe.config import GraderConfig
 from raypipe.grading.processes import GraderProcesses
@@ -37,10 +36,6 @@ class GraderHost:
         """Returns when the slot has a process. Raises GraderStartError if it gets none any more."""
         await self.start()
         await self.processes.ready(slot)
-
-    async def pid(self) -> int:
-        """This process's id."""
-        return os.getpid()
 
     async def close(self) -> None:
         await self.processes.close()
