@@ -208,7 +208,7 @@ class BatchQueue:
             for job in jobs:
                 job.finish(list(itertools.islice(grades, len(job.samples))))
             return
-        again = []
+        again: list[Job] = []
         for job in jobs:
             job.lost += reply.status == "lost"
             if reply.status == "lost" and job.lost < MAX_LOST:
