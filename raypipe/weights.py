@@ -123,7 +123,10 @@ class Engines:
 
     def __init__(self, handles: list[ActorHandle]):
         self.handles = handles
-        self.ready: list[dict[str, Any]] = ray.get([handle.ready.remote() for handle in handles])
+        try:
+            self.ready: list[dict[str, Any]] = ray.get([handle.ready.remote() for handle in handles])
+        except RayActorError as error:
+            raise RuntimeError(f"an engine is dead and cannot come back: {error}") from error
         self.lost: set[str] = set()
 
     @property

@@ -11,7 +11,7 @@ from tiny_models import byte_tokenizer, perturbed, save_model, tiny_model
 
 from raypipe.config import Config, DataConfig, EngineConfig, ModelConfig, RolloutConfig
 from raypipe.engines.vllm import start_engines
-from raypipe.weights import WeightPublisher, iterate_full_parameters, pack
+from raypipe.weights import Engines, WeightPublisher, iterate_full_parameters, pack
 
 MAX_PROMPT, MAX_RESPONSE = 64, 448
 PROMPT = byte_tokenizer().encode("<|user|>6*7?<|assistant|>")
@@ -307,15 +307,17 @@ def test_busy_seconds_count_time_with_requests_running(engine):
 def test_a_learner_that_dies_in_an_update_leaves_the_gate_closed_and_the_next_one_succeeds(engine, base):
     new = version(engine) + 1
     changed = list(pack(iterate_full_parameters(perturbed(tiny_model("llama"))), torch.float32, 30_000))
-    ray.get(engine.start_update.remote())
+    frozen = long_requests(engine, "frozen", 2)
+    ray.get(engine.start_update.remote(in_flight=True))
     ray.get(engine.update_bucket.remote(changed[0]))
     held = engine.generate.remote(request("held"))
-    assert not ray.wait([held], timeout=0.5)[0]
+    assert not ray.wait([held, *frozen], timeout=0.5)[0]
     publish(engine, base, new)
-    assert set(ray.get(held, timeout=60)["weight_versions"]) == {new}
-    (row,) = generate(engine, [request("whole")])
-    want = reference_logprobs(base, row, PROMPT, 1.0)
-    torch.testing.assert_close(torch.tensor(row["engine_logprobs"]), want, atol=1e-4, rtol=0)
+    rows = ray.get([held, *frozen], timeout=60)
+    assert [set(row["weight_versions"]) for row in rows] == [{new}, {new - 1, new}, {new - 1, new}]
+    for row in rows:  # not one token was made with the half of the lost update that had arrived
+        want = reference_logprobs(base, row, PROMPT, 1.0)
+        torch.testing.assert_close(torch.tensor(row["engine_logprobs"]), want, atol=1e-4, rtol=0)
 
 
 def test_a_failed_update_names_the_engine_and_the_next_one_succeeds(engine, base):
@@ -350,3 +352,79 @@ def test_a_killed_actor_leaves_no_process(engine):
     assert left
     ray.kill(engine)
     wait_until(lambda: not any(map(alive, left)), "EngineCore gone after the actor was killed")
+
+
+def test_an_engine_that_cannot_start_says_why(tmp_path):
+    with pytest.raises(ray.exceptions.ActorDiedError, match=str(tmp_path / "nowhere")):
+        start(tmp_path / "nowhere", "no model")
+
+
+# -- NCCL: what can be checked without GPUs. The sender itself is vLLM's. ----------------------------------------------
+
+
+@ray.remote
+class Recorder:
+    """Stands where an engine stands, since one that speaks NCCL needs a GPU; writes down what it is asked."""
+
+    def __init__(self, name: str, workers: int):
+        self.name, self.workers, self.calls = name, workers, []
+
+    def ready(self) -> dict:
+        return {"name": self.name, "node": "here", "pid": 1, "tensor_parallel_size": self.workers}
+
+    def init_weight_transfer(self, init_info: dict) -> None:
+        self.calls.append(("init", init_info))
+
+    def start_update(self, in_flight: bool) -> None:
+        self.calls.append(("start", in_flight))
+
+    def update(self, update_info: dict) -> None:
+        self.calls.append(("update", update_info))
+
+    def finish_update(self, version: int) -> None:
+        self.calls.append(("finish", version))
+
+    def recorded(self) -> list:
+        return self.calls
+
+
+def test_nccl_gives_each_worker_a_rank_of_its_own_and_each_engine_the_version():
+    from raypipe.engines.nccl import GatedClient
+
+    recorders = [Recorder.remote("engine-0", 2), Recorder.remote("engine-1", 1)]
+    client = GatedClient(Engines(recorders))
+    client.version, client.in_flight = 7, True
+    client.init_weight_transfer_engine({"rank_offset": 1, "world_size": 4})
+    client.start_weight_update()
+    client.update_weights({"names": ["w"]})
+    client.finish_weight_update()
+    after = [("start", True), ("update", {"names": ["w"]}), ("finish", 7)]
+    # Rank 0 is the learner, 1 and 2 the workers of engine-0, 3 that of engine-1.
+    assert ray.get(recorders[0].recorded.remote()) == [("init", {"rank_offset": 1, "world_size": 4}), *after]
+    assert ray.get(recorders[1].recorded.remote()) == [("init", {"rank_offset": 3, "world_size": 4}), *after]
+
+
+def test_nccl_an_engine_that_dies_frees_the_learner_and_is_named():
+    from raypipe.engines.nccl import GatedClient
+
+    recorders = [Recorder.remote("engine-0", 1), Recorder.remote("engine-1", 1)]
+    client = GatedClient(Engines(recorders))
+    aborted = []
+    client.abort_broadcast = lambda: aborted.append(True)
+    ray.kill(recorders[1])
+    with pytest.raises(RuntimeError, match="engine-1 died; over NCCL an engine cannot come back"):
+        client.update_weights({})
+    assert aborted == [True]
+
+
+def test_nccl_sends_exactly_the_metadata_it_announces():
+    from raypipe.engines.nccl import CastParameters
+
+    model = tiny_model("qwen2", tied=True)
+    source = CastParameters(model, torch.bfloat16)
+    source.parameters = iterate_full_parameters(model)
+    sent = list(source)
+    assert [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in sent] == [
+        (meta.name, meta.dtype, meta.shape) for meta in source.metadata()
+    ]
+    assert "lm_head.weight" not in dict(sent) and all(tensor.dtype == torch.bfloat16 for _, tensor in sent)

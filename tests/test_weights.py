@@ -11,6 +11,8 @@ from tiny_models import perturbed, tiny_model
 from torch.distributed.fsdp import fully_shard
 
 from raypipe import weights
+from raypipe.config import Config, EngineConfig, TrainConfig
+from raypipe.engines.vllm_config import weight_transfer
 from raypipe.weights import ALIGNMENT, WeightPublisher, iterate_full_parameters, load_bucket, pack, unpack
 
 
@@ -72,6 +74,19 @@ def test_load_bucket_refuses_what_does_not_fit(name, tensor, message):
         load_bucket(tiny_model(), bucket)
 
 
+def test_nccl_needs_whole_gpus_at_both_ends():
+    def chosen(gpus: bool, engine: float, learner: float, asked: str = "auto") -> str:
+        config = Config(
+            engine=EngineConfig(weight_transfer=asked, num_gpus=engine), train=TrainConfig(gpus_per_rank=learner)
+        )
+        return weight_transfer(config, gpus)
+
+    assert chosen(False, -1, -1) == "object_store"
+    assert chosen(True, -1, -1) == chosen(True, 2, 1) == "nccl"
+    assert chosen(True, 0.5, 0.5) == chosen(True, -1, 0) == "object_store"
+    assert chosen(True, -1, -1, "object_store") == "object_store" and chosen(True, 0.5, 0.5, "nccl") == "nccl"
+
+
 # -- FSDP --------------------------------------------------------------------------------------------------------------
 
 
@@ -87,7 +102,9 @@ def spawn(function, world: int, folder) -> list:
 
 def _rank(rank: int, function, world: int, folder: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=MINUTE)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=MINUTE
+    )
     torch.save(function(rank), f"{folder}/out{rank}.pt")
     dist.destroy_process_group()
 

@@ -1,8 +1,8 @@
 """Ties vLLM's processes to the engine actor: however the actor ends, no EngineCore stays behind with its memory.
 
-vLLM ends its processes when its front end closes in good order, and Ray ends the children of an actor that dies. Neither
-helps when Ray's own daemon goes down at the same time (`ray stop --force`, a node out of memory), and an orphaned
-EngineCore holds a whole GPU. So every vLLM worker process watches the actor's process itself.
+vLLM ends its processes when its front end closes in good order, and Ray ends the children of an actor that dies.
+Neither helps when Ray's own daemon goes down at the same time (`ray stop --force`, a node out of memory), and an
+orphaned EngineCore holds a whole GPU. So every vLLM worker process watches the actor's process itself.
 """
 
 import contextlib

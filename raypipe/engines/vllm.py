@@ -20,12 +20,11 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import ray
-import torch
 from ray.actor import ActorHandle
 
 from raypipe.config import Config
 from raypipe.engines.gate import Gate
-from raypipe.engines.lifetime import ENGINE_PID
+from raypipe.engines.vllm_config import engine_args, sampling_params, set_environment, weight_transfer
 from raypipe.engines.weight_store import WeightStore
 from raypipe.weights import Bucket
 
@@ -43,12 +42,8 @@ STORES: dict[str, ActorHandle] = {}
 
 def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
     """Starts `engine.count` engines named `{run_name}/engine-{i}`; `ready()` of each answers once it is up."""
-    gpus = bool(ray.cluster_resources().get("GPU"))
-    engine = config.engine
-    backend = engine.weight_transfer
-    if backend == "auto":
-        backend = "nccl" if gpus else "object_store"
-    store = f"{run_name}/weights" if backend == "object_store" else ""
+    engine, gpus = config.engine, bool(ray.cluster_resources().get("GPU"))
+    store = f"{run_name}/weights" if weight_transfer(config, gpus) == "object_store" else ""
     if store:
         store_actor: Any = ray.remote(WeightStore)
         STORES[store] = store_actor.options(name=store, num_cpus=0).remote()
@@ -143,41 +138,26 @@ class VLLMEngine:
             await self.gate.wait(request["min_version"])
             start = time.time()
             with self._busy():
-                columns = await self._sample(request)
+                response = await self._sample(request)
         except asyncio.CancelledError:
-            return self._columns(start, error=f"aborted with plan {request['plan']}")
+            response = failed(f"aborted with plan {request['plan']}")
         except Exception as error:
             self._exit_if_dead()
-            return self._columns(start, error=f"{type(error).__name__}: {error}")
-        self.recent[request["plan"], request["sample_id"]] = columns = self._columns(start, **columns)
-        while len(self.recent) > 2 * self.config.engine.max_num_seqs:
-            self.recent.popitem(last=False)
-        return columns
+            response = failed(f"{type(error).__name__}: {error}")
+        row = response | {"engine": self.name, "generate_start": start, "generate_end": time.time()}
+        if not row["generate_error"]:
+            self.recent[request["plan"], request["sample_id"]] = row
+            while len(self.recent) > 2 * self.config.engine.max_num_seqs:
+                self.recent.popitem(last=False)
+        return row
 
     async def _sample(self, request: dict[str, Any]) -> dict[str, Any]:
-        from vllm import SamplingParams
         from vllm.inputs.engine import tokens_input
         from vllm.logprobs import FlatLogprobs
-        from vllm.sampling_params import RequestOutputKind
 
-        rollout = self.config.rollout
-        stop = list(request.get("stop", rollout.stop))
-        sampling = SamplingParams(
-            temperature=request.get("temperature", rollout.temperature),
-            top_p=request.get("top_p", rollout.top_p),
-            max_tokens=request.get("max_tokens", rollout.max_response_length),
-            seed=request["seed"],
-            stop=stop,
-            include_stop_str_in_output=True,
-            logprobs=0,  # of the sampled token alone
-            flat_logprobs=True,
-            # Text token by token is needed to find stop strings; without them it is made once, at the end.
-            detokenize=bool(stop),
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        sampling = sampling_params(request, self.config.rollout)
         prompt = tokens_input([int(token) for token in request["prompt_ids"]])
-        request_id = f"{request['plan']}/{request['sample_id']}"
-        async for result in self.llm.generate(prompt, sampling, request_id):
+        async for result in self.llm.generate(prompt, sampling, f"{request['plan']}/{request['sample_id']}"):
             output = result.outputs[0]
         ids = list(output.token_ids)
         self.generated_tokens += len(ids)
@@ -185,23 +165,13 @@ class VLLMEngine:
         assert isinstance(output.logprobs, FlatLogprobs)
         logprobs = output.logprobs.logprobs
         assert output.finish_reason in ("stop", "length") and len(ids) == len(versions) == len(logprobs), output
-        text = output.text if stop else self.llm.get_tokenizer().decode(ids, skip_special_tokens=True)
-        return {"text": text, "ids": ids, "logprobs": logprobs, "versions": versions, "finish": output.finish_reason}
-
-    def _columns(
-        self, start: float, text: str = "", ids: list[int] | None = None, logprobs: list[float] | None = None,
-        versions: list[int] | None = None, finish: str = "failed", error: str = "",
-    ) -> dict[str, Any]:  # fmt: skip
         return {
-            "response_text": text,
-            "response_ids": ids or [],
-            "engine_logprobs": logprobs or [],
-            "weight_versions": versions or [],
-            "finish_reason": finish,
-            "generate_error": error[:2000],
-            "engine": self.name,
-            "generate_start": start,
-            "generate_end": time.time(),
+            "response_text": output.text or self.llm.get_tokenizer().decode(ids, skip_special_tokens=True),
+            "response_ids": ids,
+            "engine_logprobs": logprobs,
+            "weight_versions": versions,
+            "finish_reason": output.finish_reason,
+            "generate_error": "",
         }
 
     @ray.method(max_task_retries=-1)
@@ -254,7 +224,7 @@ class VLLMEngine:
         self.gate.close()
         if self.updating:  # by a learner that is gone
             await self.llm.finish_weight_update()
-        if self.running:
+        if self.running and not self.paused:  # frozen by a learner that is gone, they stay so
             self.paused = True
             await self.llm.pause_generation(mode="keep" if in_flight else "wait")
         await self.llm.start_weight_update()
@@ -331,14 +301,15 @@ class VLLMEngine:
         """The part of the start that needs the event loop; the first call does it, others wait for it."""
         if self.starting is None:
             self.starting = asyncio.create_task(self._start())
-        await asyncio.shield(self.starting)
+        if not self.starting.done():
+            await asyncio.shield(self.starting)
 
     async def _start(self) -> None:
         try:
             await self._load_newest()
-        except ray.exceptions.RayError as error:
-            # The learner that owned them is gone. The gate stays closed until the next learner's first update.
-            self._log(f"the newest weights are lost, waiting for an update: {error}")
+        except Exception as error:
+            # Gone with the learner that owned them, say. The gate stays closed until the next learner's first update.
+            self._log(f"the newest weights could not be loaded, waiting for an update: {error}")
 
     async def close(self) -> None:
         """Ends vLLM's processes; the actor answers no further request."""
@@ -364,48 +335,13 @@ class VLLMEngine:
         print(f"{self.name}: {message}", file=sys.stderr, flush=True)
 
 
-def set_environment(config: Config) -> None:
-    """Environment of vLLM's processes, which inherit it; to be called before vllm is imported."""
-    os.environ[ENGINE_PID] = str(os.getpid())
-    os.environ["VLLM_NO_USAGE_STATS"] = "1"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings on a normal start would fill the screen
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
-    if torch.cuda.is_available():
-        return
-    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override engine.kv_cache_gib
-    # The model runs in the EngineCore itself, not in a process below: one vLLM start and one hop per step fewer.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    # Eager vLLM still compiles its sampler, for 20 s, to save nothing at these sizes.
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    # Engines, graders and learner share the cores: no binding to cores, and no spinning, which where threads outnumber
-    # free cores costs a factor of 10.
-    os.environ["OMP_NUM_THREADS"] = str(max(1, int(config.engine.num_cpus)))
-    os.environ["OMP_WAIT_POLICY"] = "passive"
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-
-
-def engine_args(config: Config, object_store: bool) -> dict[str, Any]:
-    """vLLM's arguments for this run."""
-    engine, gpu = config.engine, torch.cuda.is_available()
-    dtype = next((d for d in (engine.dtype, config.model.dtype) if d != "auto"), "bfloat16" if gpu else "float32")
-    memory: dict[str, Any] = {"gpu_memory_utilization": engine.gpu_memory_utilization}
-    if not gpu:
-        memory = {"kv_cache_memory_bytes": int(engine.kv_cache_gib * 2**30)}
-    return memory | {
-        "model": config.model.path,
-        "dtype": dtype,
-        "max_model_len": config.data.max_prompt_length + config.rollout.max_response_length,
-        "max_num_seqs": engine.max_num_seqs,
-        "tensor_parallel_size": engine.tensor_parallel_size,
-        "distributed_executor_backend": "mp" if engine.tensor_parallel_size > 1 else "uni",
-        "enforce_eager": engine.enforce_eager or not gpu,
-        "enable_prefix_caching": True,
-        # Log-probs of the distribution that was sampled from: after temperature, and renormalised over what top_p left.
-        "logprobs_mode": "processed_logprobs",
-        "trust_remote_code": False,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "weight_transfer_config": {"backend": "object_store" if object_store else "nccl"},
-        "worker_extension_cls": "raypipe.engines.weight_receiver.Worker",
+def failed(error: str) -> dict[str, Any]:
+    """The part of GENERATE_COLUMNS that says a sample could not be made, and why."""
+    return {
+        "response_text": "",
+        "response_ids": [],
+        "engine_logprobs": [],
+        "weight_versions": [],
+        "finish_reason": "failed",
+        "generate_error": error[:2000],
     }
