@@ -9,7 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-from raypipe.config import Config, GraderConfig, default_of
+from raypipe.config import Config, GraderConfig
+from raypipe.config_file import default_of
 from raypipe.metrics import METRICS
 
 README = Path(__file__).parents[1] / "README.md"

@@ -21,7 +21,8 @@ from typing import Any
 
 import yaml
 
-from raypipe.config import Config, DataConfig, GradeConfig, GraderConfig, RunConfig, check, grader_actors
+from raypipe.config import Config, DataConfig, GradeConfig, GraderConfig, RunConfig, grader_actors
+from raypipe.config_checks import check
 
 Rows = list[dict[str, Any]]
 # Where a response is looked for, unless --response names the column.

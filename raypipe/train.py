@@ -13,7 +13,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raypipe.config import Config, help_text, load_config
+from raypipe.config import Config
+from raypipe.config_file import help_text, load_config
 
 if TYPE_CHECKING:
     from raypipe.console import Console

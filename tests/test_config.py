@@ -1,4 +1,4 @@
-"""Configs: every mistake is refused with the key, the value and the fix; `--help` and `--dry-run` tell what is needed."""
+"""Configs: every mistake is refused with the key, the value and the fix; `--help` and `--dry-run` tell the rest."""
 
 import dataclasses
 import json
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tiny_models import save_model, tiny_model
 
-from raypipe.config import Config, grader_actors, help_text, load_config, to_yaml
+from raypipe.config import Config, grader_actors
+from raypipe.config_file import help_text, load_config, to_yaml
 from raypipe.preflight import preflight
 from raypipe.train import main
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from raypipe.config import RESERVED_GRADER_NAMES
+from raypipe.config_checks import RESERVED_GRADER_NAMES
 from raypipe.metrics import MAX_NAMED_VALUES, METRICS, grader_metrics, iteration_metrics, legend
 from raypipe.timeline import summarize
 

@@ -1,8 +1,8 @@
-"""Natural micro-batches: a slot that becomes free takes what waits for one grader, up to its fair share, at once.
+"""Natural micro-batches: a slot that becomes free takes what waits for one grader at once.
 
 In: jobs, each one sample or one group. Out: their grades. No timer and no barrier: under light load a sample is called
-alone the moment it arrives, under heavy load calls are full, and the last samples spread over all slots. A slot is
-anything with `call` and `ready`: a process here or on another machine.
+alone the moment it arrives, under heavy load calls are full, and what waits is spread over all slots where that pays
+(`deadlines.py`). A slot is anything with `call` and `ready`: a process here or on another machine.
 
 A call that fails, in whatever way, is repeated one job at a time, so that only the guilty one is marked. Jobs under
 suspicion hold at most half of the slots while others wait.

@@ -1,0 +1,164 @@
+"""Which values of a config are right: known names, bounds, and what goes with what.
+
+In: a `Config`. Out: nothing, or a ValueError that names the key, the value, why it is wrong and what to write instead.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from raypipe.config import Config, grader_actors, grader_name
+
+CHOICES = {
+    "run.resume": ("never", "auto"),
+    "model.dtype": ("auto", "float32", "bfloat16"),
+    "model.attention": ("sdpa", "eager", "flash_attention_2"),
+    "data.overlong": ("drop", "error"),
+    "engine.dtype": ("auto", "float32", "bfloat16"),
+    "engine.weight_transfer": ("auto", "nccl", "object_store"),
+    "grade.graders.scope": ("sample", "group"),
+    "algorithm.adv_estimator": ("grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"),
+    "algorithm.loss_agg": ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "dr_grpo"),
+    "train.lr_schedule": ("constant", "linear", "cosine"),
+}
+# Inclusive bounds; the name of a bound that is left out is None.
+BOUNDS = {
+    "run.iterations": (1, None),
+    "data.train_batch_size": (1, None),
+    "data.max_prompt_length": (1, None),
+    "rollout.n": (1, None),
+    "rollout.max_response_length": (1, None),
+    "rollout.temperature": (0.01, None),
+    "rollout.top_p": (0.01, 1),
+    "rollout.samples_per_block": (1, None),
+    "engine.count": (1, None),
+    "engine.tensor_parallel_size": (1, None),
+    "engine.num_gpus": (-1, None),
+    "engine.num_cpus": (0, None),
+    "engine.gpu_memory_utilization": (0.05, 1),
+    "engine.kv_cache_gib": (0.1, None),
+    "engine.max_num_seqs": (1, None),
+    "engine.max_mismatch_kl": (0, None),
+    "grade.graders.max_batch": (1, None),
+    "grade.graders.timeout_s": (0.01, None),
+    "grade.processes": (1, None),
+    "grade.memory_mb": (16, None),
+    "grade.max_failed_fraction": (0, 1),
+    "grade.async_concurrency": (1, None),
+    "grade.async_rate": (0, None),
+    "grade.retries": (0, None),
+    "algorithm.gamma": (0, 1),
+    "algorithm.clip_low": (0, 1),
+    "algorithm.clip_high": (0, None),
+    "train.ranks": (1, None),
+    "train.gpus_per_rank": (-1, None),
+    "train.cpus_per_rank": (0, None),
+    "train.lr": (0, None),
+    "train.lr_warmup": (0, None),
+    "train.weight_decay": (0, None),
+    "train.beta1": (0, 1),
+    "train.beta2": (0, 1),
+    "train.grad_clip": (0, None),
+    "train.mini_batches": (1, None),
+    "train.epochs": (1, None),
+    "train.micro_batch_tokens": (1, None),
+    "train.threads": (0, None),
+    "pipeline.max_staleness": (0, 0),
+    "pipeline.plans_ahead": (1, 8),
+    "checkpoint.every": (0, None),
+    "checkpoint.keep_last": (1, None),
+    "eval.every": (0, None),
+    "eval.temperature": (0, None),
+    "log.samples": (0, None),
+}
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+# reward/<name> is a metric of its own.
+RESERVED_GRADER_NAMES = ("mean", "std", "heldout_mean", "heldout_samples")
+
+
+def check(config: Config) -> None:
+    """Raises ValueError at the first value that is out of range."""
+    for name, value in _values(config):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}={value}: not a finite number; write an ordinary number")
+    for name, value in _values(config):
+        plain = re.sub(r"\.\d+\.", ".", name)
+        if plain in CHOICES and value not in CHOICES[plain]:
+            near = difflib.get_close_matches(str(value), CHOICES[plain], 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{name}={value!r} is not known; choose one of {', '.join(CHOICES[plain])}{hint}")
+        low, high = BOUNDS.get(plain, (None, None))
+        if (low is not None and value < low) or (high is not None and value > high):
+            span = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise ValueError(f"{name}={value} is out of range; it must be {span}")
+
+
+def check_across(config: Config) -> None:
+    """Raises ValueError at the first value of a run that does not go with another."""
+    data, rollout, algorithm, train = config.data, config.rollout, config.algorithm, config.train
+    if not config.model.path:
+        raise ValueError("model.path is empty; name the folder of the model, e.g. model.path=models/Qwen2.5-0.5B")
+    if not data.train_files:
+        raise ValueError("data.train_files is required and empty; name at least one parquet or JSONL file")
+    if not config.grade.graders:
+        raise ValueError(
+            "grade.graders is required and empty; add one, e.g. grade.graders: [{path: graders.math:MathGrader}]"
+        )
+    if rollout.n < 2 and algorithm.adv_estimator in GROUP_ESTIMATORS:
+        raise ValueError(
+            f"rollout.n={rollout.n} with algorithm.adv_estimator={algorithm.adv_estimator}: a group of one has no "
+            "baseline and gives no learning signal; set rollout.n to 2 or more, or use reinforce_pp"
+        )
+    if rollout.n % rollout.samples_per_block:
+        raise ValueError(
+            f"rollout.samples_per_block={rollout.samples_per_block} does not divide rollout.n={rollout.n}; "
+            "a block holds samples of one prompt: use a divisor of rollout.n"
+        )
+    if data.train_batch_size % train.mini_batches:
+        raise ValueError(
+            f"train.mini_batches={train.mini_batches} does not divide data.train_batch_size={data.train_batch_size}; "
+            "each optimizer step takes the same number of prompts: use a divisor"
+        )
+    longest = data.max_prompt_length + rollout.max_response_length
+    if train.micro_batch_tokens < longest:
+        raise ValueError(
+            f"train.micro_batch_tokens={train.micro_batch_tokens} is below the longest sample, data.max_prompt_length "
+            f"+ rollout.max_response_length = {longest}; raise it to at least {longest}"
+        )
+    names = [grader_name(g) for g in config.grade.graders]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"grade.graders: two graders are called {name!r}; give each a name of its own (name: ...)")
+        if name in RESERVED_GRADER_NAMES:
+            raise ValueError(
+                f"grade.graders: {name!r} is the name of a metric, reward/{name}; choose another (name: ...)"
+            )
+    fewest, most = grader_actors(config)
+    if fewest != most and any(grader.scope == "group" for grader in config.grade.graders):
+        raise ValueError(
+            f"grade.workers={config.grade.workers!r} with a grader of scope: group, which needs all samples of a "
+            "prompt in grading at the same time; a scaled pool holds some back: use a fixed number of workers"
+        )
+    if config.run.name != Path(config.run.name).name or config.run.name.startswith("."):
+        raise ValueError(
+            f"run.name={config.run.name!r} must be a plain folder name; use run.dir for the folder above it"
+        )
+
+
+def _values(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Every (full key, value) of a config, list entries by number."""
+    found: list[tuple[str, Any]] = []
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        full = f"{prefix}{f.name}"
+        if dataclasses.is_dataclass(value):
+            found += _values(value, f"{full}.")
+        elif isinstance(value, list):
+            for i, entry in enumerate(value):
+                found += _values(entry, f"{full}.{i}.") if dataclasses.is_dataclass(entry) else [(f"{full}.{i}", entry)]
+        else:
+            found.append((full, value))
+    return found
