@@ -95,9 +95,8 @@ def test_repeats_end_and_the_sample_is_marked(serve):
 def test_repeats_count_as_calls_for_the_rate(serve):
     server = Server(failures=3)
     serve(server, ["1"], async_rate=10.0)
-    gaps = [later - earlier for earlier, later in zip(server.starts, server.starts[1:], strict=False)]
-    assert len(gaps) == 3
-    assert min(gaps) >= 0.08
+    assert len(server.starts) == 4
+    assert server.starts[-1] - server.starts[0] >= 3 / 10.0 - 0.05
 
 
 def test_other_errors_are_not_repeated(serve):
@@ -128,7 +127,7 @@ def test_only_the_guilty_call_is_marked(pool_of, fault, status, text, kills):  #
     bench = pool_of(grader("AsyncFaulty", timeout_s=1.0))
     texts = ["wait 0.1"] * 8
     rows = bench.grade(*texts[:4], fault, *texts[4:])
-    assert [row["grade_status"] for row in rows] == ["ok"] * 4 + [status] + ["ok"] * 4
+    assert [row["grade_status"] for row in rows] == ["ok"] * 4 + [status] + ["ok"] * 4, rows
     assert text in json.loads(rows[4]["grades"])[0]["error"]
     assert (bench.pool.stats()["kills"] > 0) == kills
     assert {row["grade_status"] for row in bench.grade(*texts)} == {"ok"}  # and the loop is back

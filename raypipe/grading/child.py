@@ -85,7 +85,11 @@ class GraderProcess:
         _, fds, _, _ = socket.recv_fds(self.data, 1, 2)
         data, control = (socket.socket(fileno=fd) for fd in fds)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
-        if os.fork() == 0:
+        try:
+            child = os.fork()
+        except OSError:  # too many processes for now; the parent sees the sockets close, and asks again
+            child = -1
+        if child == 0:
             os.setsid()
             self.data.close()
             keeper.keep(control, GraderProcess(data, self.graders).serve, keeper.Limits(**message["limits"]))

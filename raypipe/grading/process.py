@@ -34,6 +34,8 @@ ENVIRONMENT = {
 }
 HELLO_LIMIT_S = 60.0
 KILL_LIMIT_S = 15.0
+# Of a process whose keeper was killed itself, by whoever kills more than this process.
+SILENT = "ended without a word"
 
 
 class GraderStartError(ValueError):
@@ -45,7 +47,7 @@ class GraderProcess:
 
     def __init__(self, data: socket.socket, control: socket.socket, keeper: subprocess.Popen[bytes] | None = None):
         self.data, self.control, self.keeper = data, control, keeper
-        self.report, self.tail = "ended without a word", ""
+        self.report, self.tail = SILENT, ""
         self.ended = asyncio.Event()
         self.last_id = 0
         self.last_beat = time.monotonic()
@@ -109,7 +111,7 @@ class GraderProcess:
         with contextlib.suppress(ValueError, KeyError, OSError):
             report = json.loads(await self.control_reader.read())
             self.tail = report["tail"]
-            if self.report == "ended without a word":
+            if self.report == SILENT:
                 self.report = report["reason"] + last_words(self.tail)
         self.ended.set()
         for answer in self.answers.values():
@@ -177,7 +179,7 @@ class GraderProcess:
             ]
             for row in samples
         ]
-        start = time.perf_counter()
+        start, had_ended = time.perf_counter(), self.ended.is_set()
         message = {"op": "call", "grader": grader, "samples": rows, "timeout_s": limit_s}
         try:
             answer = await self.ask(message, limit_s + grace_s)
@@ -186,7 +188,8 @@ class GraderProcess:
             await self.ended.wait()
             return Reply("timeout", [], f"took more than {limit_s:g} s", time.perf_counter() - start, ended=True)
         except EOFError:
-            return Reply("crash", [], f"its process {self.report}", time.perf_counter() - start, ended=True)
+            status = "lost" if self.report == SILENT or had_ended else "crash"
+            return Reply(status, [], f"its process {self.report}", time.perf_counter() - start, ended=True)
         seconds = answer.get("seconds")
         if isinstance(seconds, float) and 0 <= seconds:
             if valid_entries(answer.get("entries"), len(samples)):

@@ -22,7 +22,7 @@ from raypipe.grading.results import Reply, Sample
 # `graders.code` hold at worst, which run one for each CPU.
 PROCESSES = 500 + 70 * (os.cpu_count() or 1)
 MAX_HARD_PROCESSES = 30_000  # Linux numbers processes up to 32768 by default
-STARTS = 3
+STARTS = 5
 ASYNC_GRACE_S = 1.0
 MAX_SILENCE_S = 2.0
 
@@ -95,12 +95,13 @@ class GraderProcesses:
             except (GraderStartError, EOFError, OSError) as error:  # TimeoutError is an OSError
                 if attempt == STARTS - 1:
                     raise GraderStartError(str(error) or "grader processes end as soon as they start") from None
-                await asyncio.sleep(attempt)
+                await asyncio.sleep(attempt)  # the machine may be short of something for a moment
         raise AssertionError
 
     async def _new_loop(self) -> GraderProcess:
         process = await self._new()
         process.writer.write(wire.encode({"op": "serve"}))
+        process.last_beat = time.monotonic()
         self.watch = asyncio.create_task(self._watch_loop(process))
         return process
 
