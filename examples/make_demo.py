@@ -14,10 +14,10 @@ for words it never saw. Warm-up, training and held-out words are all different.
 
 import argparse
 import hashlib
-import os
 import random
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -124,7 +124,8 @@ def warm_up(
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, entry: dict[str, Any]) -> list[int]:
     """The prompt exactly as the run will send it."""
     messages = verl_row(entry, 0, INSTRUCTION)["prompt"]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def padded(prompts: list[list[int]], answers: list[list[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -148,17 +149,19 @@ def make_demo(folder: Path = FOLDER, steps: int = 300) -> bool:
     made_by = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     if (folder / "made_by").is_file() and (folder / "made_by").read_text() == made_by:
         return False
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    entries = unique_entries(TASK, WARM_UP + TRAIN + HELDOUT, 0, SETTINGS)
-    write_split(entries[WARM_UP:], HELDOUT, partial, INSTRUCTION)
-    tokenizer = demo_tokenizer()
-    model = demo_model(tokenizer)
-    warm_up(model, tokenizer, entries[:WARM_UP], steps)
-    model.save_pretrained(partial / "model")
-    tokenizer.save_pretrained(partial / "model")
-    (partial / "made_by").write_text(made_by)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-partial-") as partial:
+        new = Path(partial) / folder.name
+        entries = unique_entries(TASK, WARM_UP + TRAIN + HELDOUT, 0, SETTINGS)
+        write_split(entries[WARM_UP:], HELDOUT, new, INSTRUCTION)
+        tokenizer = demo_tokenizer()
+        model = demo_model(tokenizer)
+        warm_up(model, tokenizer, entries[:WARM_UP], steps)
+        model.save_pretrained(new / "model")
+        tokenizer.save_pretrained(new / "model")
+        (new / "made_by").write_text(made_by)
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
     return True
 
 

@@ -10,8 +10,6 @@ save what it read, so the weights are copied into a new model of the same config
 """
 
 import argparse
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -70,11 +68,12 @@ def convert(gguf: Path, folder: Path) -> None:
     settings.pop("quantization_config", None)
     model = LlamaForCausalLM(LlamaConfig.from_dict(settings)).to(torch.bfloat16)
     model.load_state_dict(read.state_dict())
-    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    partial.rename(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-partial-") as partial:
+        new = Path(partial) / folder.name
+        model.save_pretrained(new)
+        tokenizer.save_pretrained(new)
+        new.rename(folder)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class Runtime:
         """Samples generated (those that reached grading) and graded since the start of the run, of all purposes."""
         with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
             stats: Any = ray.get(self.dispatcher.stats.remote(), timeout=5)
-            return {"generated": stats["queued"] + stats["running"] + stats["graded"], "graded": stats["graded"]}
+            return {"generated": stats["received"], "graded": stats["graded"]}
         return {}
 
     def finish(self) -> None:

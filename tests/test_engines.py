@@ -11,6 +11,7 @@ from tiny_models import byte_tokenizer, perturbed, save_model, tiny_model
 
 from raypipe.config import Config, DataConfig, EngineConfig, ModelConfig, RolloutConfig
 from raypipe.engines.vllm import start_engines
+from raypipe.engines.vllm_config import CPU_BATCHED_TOKENS
 from raypipe.weights import Engines, WeightPublisher, iterate_full_parameters, pack
 
 MAX_PROMPT, MAX_RESPONSE = 64, 448
@@ -221,6 +222,15 @@ def test_same_seed_same_sample_and_the_batch_does_not_matter(engine):
     crowd = generate(engine, [*others, request("crowd", seed=11)])
     assert_same_samples(alone, crowd[-1:])
     assert generate(engine, [request("else", seed=12)])[0]["response_ids"] != alone[0]["response_ids"]
+
+
+def test_more_prompt_tokens_at_once_than_a_step_reads(engine):
+    """Seeded requests whose prompts were read in parts once killed the EngineCore on CPU."""
+    pid = ray.get(engine.ready.remote())["pid"]
+    length = MAX_PROMPT - 1  # does not divide what a step reads
+    prompts = [[i, i + 1, *PROMPT * 8][:length] for i in range(2 * CPU_BATCHED_TOKENS // length)]
+    rows = generate(engine, [request(f"long-{i}", seed=i, prompt_ids=p, max_tokens=4) for i, p in enumerate(prompts)])
+    assert all(row["generate_error"] == "" for row in rows) and ray.get(engine.ready.remote())["pid"] == pid
 
 
 def test_a_repeated_request_is_answered_once(engine):
