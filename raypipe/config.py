@@ -90,7 +90,7 @@ class GraderConfig:
     batch: bool = key(True, "false: called with one sample at a time")
     max_batch: int = key(16, "most samples in one call")
     timeout_s: float = key(
-        30.0, "seconds a sample may take alone; a call of several that lasts too long is repeated in parts"
+        30.0, "seconds a sample may take alone; a call that lasts too long is repeated in parts"
     )
 
 
