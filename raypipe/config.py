@@ -74,7 +74,7 @@ class EngineConfig:
     gpu_memory_utilization: float = key(0.85, "part of a GPU's memory that vLLM takes")
     kv_cache_gib: float = key(1.0, "KV cache of an engine on CPU, GiB")
     max_num_seqs: int = key(256, "requests that one engine runs at the same time")
-    enforce_eager: bool = key(False, "no CUDA graphs (nor torch.compile): slower, starts faster")
+    enforce_eager: bool = key(False, "no CUDA graphs (nor torch.compile): slower, starts faster; CPU is always eager")
     weight_transfer: str = key("auto", "how weights reach engines: auto | nccl (GPU) | object_store (any device)")
     max_mismatch_kl: float = key(0.05, "alarm when learner and engines disagree by more, in nats of KL per token")
 
