@@ -89,9 +89,7 @@ class GraderConfig:
     scope: str = key("sample", "sample: graded as soon as finished | group: sees all samples of a prompt at once")
     batch: bool = key(True, "false: called with one sample at a time")
     max_batch: int = key(16, "most samples in one call")
-    timeout_s: float = key(
-        30.0, "seconds a sample may take alone; a call that lasts too long is repeated in parts"
-    )
+    timeout_s: float = key(30.0, "seconds a sample may take alone; a call that lasts too long is repeated in parts")
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,8 @@ class Runtime:
         )
         self.learner = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="learner")
         self.learner.start()
+        # An engine that cannot start (a model that vLLM does not know) ends the run here, with its reason.
+        ray.get([engine.ready.remote() for engine in self.engines])
 
     def _fit(self, trainer: TorchTrainer) -> None:
         try:
