@@ -7,10 +7,11 @@ import dataclasses
 import difflib
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raypipe.config import Config, grader_actors, grader_name
+from raypipe.config import Config, GraderConfig, grader_actors, grader_name
 
 CHOICES = {
     "run.resume": ("never", "auto"),
@@ -128,10 +129,8 @@ def check_across(config: Config) -> None:
             f"train.micro_batch_tokens={train.micro_batch_tokens} is below the longest sample, data.max_prompt_length "
             f"+ rollout.max_response_length = {longest}; raise it to at least {longest}"
         )
-    names = [grader_name(g) for g in config.grade.graders]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"grade.graders: two graders are called {name!r}; give each a name of its own (name: ...)")
+    check_names(config.grade.graders)
+    for name in map(grader_name, config.grade.graders):
         if name in RESERVED_GRADER_NAMES:
             raise ValueError(
                 f"grade.graders: {name!r} is the name of a metric, reward/{name}; choose another (name: ...)"
@@ -146,6 +145,14 @@ def check_across(config: Config) -> None:
         raise ValueError(
             f"run.name={config.run.name!r} must be a plain folder name; use run.dir for the folder above it"
         )
+
+
+def check_names(graders: Sequence[GraderConfig]) -> None:
+    """Raises ValueError if two graders have one name, under which their scores would be mixed up."""
+    names = [grader_name(grader) for grader in graders]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"grade.graders: two graders are called {name!r}; give each a name of its own (name: ...)")
 
 
 def _values(config: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from raypipe.config import GraderConfig
+from raypipe.config_checks import check_names
 from raypipe.grading.processes import GraderProcesses
-from raypipe.grading.queue import GradeQueue, check_names
+from raypipe.grading.queue import GradeQueue
 from raypipe.grading.results import Reply, Sample
 
 

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from raypipe.config import GraderConfig, grader_name
+from raypipe.config_checks import check_names
 from raypipe.grading.batches import BatchQueue, Lane, Slot
 from raypipe.grading.deadlines import Pace
 from raypipe.grading.requests import RequestQueue
@@ -153,14 +154,6 @@ class GradeQueue:
 
 def matches(grader: GraderConfig, data_source: str) -> bool:
     return not grader.data_sources or data_source in grader.data_sources
-
-
-def check_names(graders: Sequence[GraderConfig]) -> None:
-    """Raises ValueError if two graders have one name, under which their scores would be mixed up."""
-    names = [grader_name(grader) for grader in graders]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"grade.graders: two graders are called {name!r}; give each a name of its own (name: ...)")
 
 
 def check_data_sources(graders: Sequence[GraderConfig], data_sources: Iterable[str]) -> None:
