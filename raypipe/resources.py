@@ -37,6 +37,7 @@ def find_machine() -> Machine:
 
         ray.init(ignore_reinit_error=True, log_to_driver=False)
         total = ray.cluster_resources()
+        ray.shutdown()  # the run connects again, with its namespace and environment
         return Machine(total.get("CPU", 0), total.get("GPU", 0), local=False)
     import torch
 
