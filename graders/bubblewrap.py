@@ -149,6 +149,10 @@ def _bwrap_argv(
         argv += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
     else:  # the two that sandbox_init needs to give up root
         argv += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    # Before the runtime, which may itself lie below /tmp: a later mount would cover it.
+    argv += ["--proc", "/proc", "--dev", "/dev"]
+    for path in (WORK, "/dev/shm"):
+        argv += ["--perms", "1777", "--size", str(disk_mb * 2**20), "--tmpfs", path]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
     runtime = [*system, f"{PREFIX}/lib", f"{PREFIX}/lib64", PYTHON, *packages]
     runtime = [path for path in dict.fromkeys(runtime) if os.path.exists(path)]
@@ -162,9 +166,6 @@ def _bwrap_argv(
             argv += ["--ro-bind", path, path]
         if INSTALLED.startswith(path + "/") and os.path.isdir(INSTALLED):
             argv += ["--tmpfs", INSTALLED, "--remount-ro", INSTALLED]
-    argv += ["--proc", "/proc", "--dev", "/dev"]
-    for path in (WORK, "/dev/shm"):
-        argv += ["--perms", "1777", "--size", str(disk_mb * 2**20), "--tmpfs", path]
     for name, fd in fds.items():
         if name.startswith("file:"):
             argv += ["--perms", "0644", "--file", str(fd), f"{WORK}/{name.removeprefix('file:')}"]

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,6 +67,17 @@ def test_runs_a_command_with_input_and_files(isolation):
     result = run([PYTHON, "-I", "-c", code], stdin=b"hello", files={"a.txt": b"file"}, isolation=isolation)
     assert (result.status, result.returncode, result.reason) == ("exited", 3, "")
     assert result.stdout == b"hello file ['a.txt']\n"
+
+
+def test_packages_may_lie_below_the_directory_that_is_writable_inside(isolation, monkeypatch):
+    program = "import lying_in_tmp, os; print(lying_in_tmp.VALUE, os.access(lying_in_tmp.__file__, os.W_OK))"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        packages = Path(folder, "site-packages")
+        packages.mkdir()
+        (packages / "lying_in_tmp.py").write_text("VALUE = 7")
+        monkeypatch.setattr("sysconfig.get_path", lambda name: str(packages))
+        with Sandbox(program=program, isolation=isolation, packages=True) as sandbox:
+            assert sandbox.wait().stdout == b"7 False\n"
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "/etc/x"])
