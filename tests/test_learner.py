@@ -21,13 +21,13 @@ def model(tmp_path_factory) -> Path:
     return save_model(tiny_model(), tmp_path_factory.mktemp("model"))
 
 
-def config_for(model: Path, **train: object) -> Config:
+def config_for(model: Path, algorithm: AlgorithmConfig = AlgorithmConfig(), **train: object) -> Config:  # noqa: B008
     return Config(
         run=RunConfig(iterations=3),
         model=ModelConfig(path=str(model)),
         data=DataConfig(train_files=["x.jsonl"], train_batch_size=4, max_prompt_length=16),
         rollout=RolloutConfig(n=4, max_response_length=12, temperature=0.8),
-        algorithm=AlgorithmConfig(),
+        algorithm=algorithm,
         train=TrainConfig(**{"lr": 1e-3, "micro_batch_tokens": 64, **train}),
     )
 
@@ -42,7 +42,8 @@ def rollouts(seed: int, groups: int = 4, members: int = 4) -> list[dict]:
             response = [draw.randrange(256) for _ in range(draw.randint(1, 12))]
             failed = member == 0 and group < 3
             rows.append({
-                "sample_id": f"{seed}/{group}/{member}", "group_id": group, "purpose": "train",
+                "sample_id": f"{seed}/{group}/{member}", "group_id": group, "group_size": members, "purpose": "train",
+                "finish_reason": "stop",
                 "prompt_ids": prompt, "response_ids": response,
                 "engine_logprobs": [draw.uniform(-7, -4) for _ in response],
                 "score": float("nan") if failed else draw.random(), "grade_status": "timeout" if failed else "ok",
@@ -170,7 +171,7 @@ def test_logprobs_equal_those_of_transformers_in_any_layout(model, temperature, 
             ).log_softmax(-1)
             wanted.append(logprobs_TV.gather(1, torch.tensor(response)[:, None])[:, 0])
             entropies.append(-(logprobs_TV.exp() * logprobs_TV).sum(-1))
-    policy = load_policy(model, "sdpa", activation_checkpointing=False)
+    policy = load_policy(ModelConfig(path=str(model)))
     for chunked in (False, True):
         if chunked:  # the head in chunks of three positions
             monkeypatch.setattr(modeling, "MAX_LOGITS", 3 * plain.config.vocab_size)
