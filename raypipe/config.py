@@ -133,8 +133,8 @@ class AlgorithmConfig:
     kl_horizon: float = key(10000.0, "samples over which kl_coef changes by a factor of e^0.2 at most")
     old_logprobs: str = key(
         "engine",
-        "log-probs that the ratio starts from: engine (as sampled) | scorer (recomputed in the Score stage by a copy of "
-        "the policy) | learner (recomputed before the first optimizer step)",
+        "log-probs that the ratio starts from: engine (as sampled) | scorer (recomputed in the Score stage by a copy "
+        "of the policy) | learner (recomputed before the first optimizer step)",
     )
     tis: str = key(
         "off", "truncated importance weights old / engine: off | token | sequence; needs recomputed old_logprobs"

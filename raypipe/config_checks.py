@@ -191,7 +191,8 @@ def check_algorithm(config: Config) -> None:
             if used:
                 raise ValueError(
                     f"algorithm.{name}={getattr(algorithm, name)!r} compares recomputed log-probs with the "
-                    "engine's, but algorithm.old_logprobs=engine takes the engine's; set algorithm.old_logprobs to scorer or learner"
+                    "engine's, but algorithm.old_logprobs=engine takes the engine's; set algorithm.old_logprobs to "
+                    "scorer or learner"
                 )
     if 0 < algorithm.seq_ratio_high < 1:
         raise ValueError(f"algorithm.seq_ratio_high={algorithm.seq_ratio_high:g} must be above 1, or 0 for off")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import transformers
@@ -93,7 +93,8 @@ class Critic(nn.Module):
     def forward(self, batch: Batch, packed: bool) -> Tensor:
         """Values of the states that `batch.targets_N` were chosen in (the tokens before each), float32 [N]."""
         hidden_NH = batch.select(hidden_states(self.model, batch, packed))
-        return self.model.score(hidden_NH).float()[:, 0]
+        head: Any = self.model.score
+        return head(hidden_NH).float()[:, 0]
 
 
 def hidden_states(model: PreTrainedModel, batch: Batch, packed: bool) -> Tensor:
@@ -163,12 +164,9 @@ def quiet_loading() -> Iterator[None]:
         transformers.logging.set_verbosity(before)
 
 
-Sharded = TypeVar("Sharded", Policy, Critic)
-
-
 def shard(
-    module: Sharded, device: torch.device, world: int, compute_dtype: torch.dtype, reshard_after_forward: bool
-) -> Sharded:
+    module: Policy | Critic, device: torch.device, world: int, compute_dtype: torch.dtype, reshard_after_forward: bool
+) -> Policy | Critic:
     """Shards a policy or critic over all ranks with FSDP2, one unit a decoder layer, and moves it to `device`.
 
     Parameters stay float32; compute and gathers use `compute_dtype`, gradients are reduced in float32. Gradients are
@@ -179,7 +177,7 @@ def shard(
     if compute_dtype != torch.float32:
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     layer_names = set(module.model._no_split_modules or ())
-    units = [unit for unit in module.modules() if type(unit).__name__ in layer_names]
+    units: list[nn.Module] = [unit for unit in module.modules() if type(unit).__name__ in layer_names]
     for unit in [*units, module]:
         fully_shard(unit, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard_after_forward)
         assert isinstance(unit, FSDPModule)  # what fully_shard has made of it

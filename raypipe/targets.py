@@ -24,8 +24,10 @@ Rows = list[dict[str, Any]]
 # What every rank passes in comes back from all of them, in rank order.
 Gather = Callable[[Any], list[Any]]
 
-# What this module and the learner write into rows, and take out again before rows leave the learner.
-TARGETS = ("old_logprobs", "kl", "advantages", "returns", "importance", "mini_batch")
+# Columns that are of no use to anyone behind the learner: what it and this module wrote, and what it alone reads.
+TARGETS = (
+    "old_logprobs", "ref_logprobs", "values", "kl", "advantages", "returns", "importance", "mini_batch",
+)  # fmt: skip
 WHITENED = ("gae", "reinforce_pp", "reinforce_pp_baseline")
 
 
