@@ -25,8 +25,6 @@ from raypipe.stages.grade import Grade
 # Seconds that the executor sleeps while any task is unfinished, here always. Ray's 0.1 caps a stage at
 # max_tasks_in_flight / 0.1 s blocks a second and adds up to 0.1 s to each hop.
 EXECUTOR_WAIT_S = 0.01
-# Seconds that a plan's own, light processes may take to start before the plan fails.
-START_LIMIT_S = 600
 # Blocks that each actor of a scaled Grade pool works on; Ray Data adds actors while they have this many and more wait.
 BLOCKS_PER_SCALED_ACTOR = 64
 _EXECUTOR_WAIT = "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S"
@@ -61,7 +59,12 @@ def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
     set_context(DataContext.get_current())
     generated = from_blocks(blocks).map_batches(
         Generate,
-        fn_constructor_kwargs={"engines": workers.engines, "plan": name, "sampling": workers.sampling},
+        fn_constructor_kwargs={
+            "engines": workers.engines,
+            "plan": name,
+            "sampling": workers.sampling,
+            "listener": workers.dispatcher,
+        },
         batch_size=None,
         batch_format="pyarrow",
         num_cpus=0,
@@ -106,8 +109,6 @@ def set_context(context: DataContext) -> None:
     """Makes Ray Data stream one block at a time without waiting, dropping or giving up."""
     context.target_max_block_size = None  # one block per task
     context.execution_options.preserve_order = False  # a finished block never waits for an earlier one
-    # Nothing is generated before graders are there to take it; else the first samples of a cold plan wait for them.
-    context.wait_for_min_actors_s = START_LIMIT_S
     context.execution_no_progress_timeout_s = -1  # a plan may wait at the gate for as long as training takes
     context.downstream_capacity_backpressure_ratio = None
     context.max_errored_blocks = 0  # nothing is dropped silently

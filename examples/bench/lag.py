@@ -8,13 +8,14 @@ second with 512; an instant grader grades them through the real plan. Times are 
 
 import argparse
 import json
+import os
 import statistics
 import time
 
 import numpy as np
 import ray
 
-from raypipe.config import Config, DataConfig, GradeConfig, GraderConfig, ModelConfig, RolloutConfig, RunConfig
+from raypipe.config import Config, DataConfig, GradeConfig, GraderConfig, ModelConfig, PipelineConfig, RolloutConfig, RunConfig
 from raypipe.scripted import scripted_run
 
 
@@ -32,6 +33,7 @@ def measure(in_flight: int, per_second: float, iterations: int) -> dict[str, flo
         data=DataConfig(train_files=["scripted"], train_batch_size=in_flight // 8),
         rollout=RolloutConfig(n=8, max_response_length=64),
         grade=GradeConfig(graders=[GraderConfig(path=f"{__file__}:InstantGrader")], processes=1),
+        pipeline=PipelineConfig(plans_ahead=int(os.environ.get("AHEAD", "1"))),
     )
     start_lags, end_lags, switches = [], [], []
     with scripted_run(config, prompts=in_flight, seconds=(0.5, 0.5 + longest), concurrency=in_flight) as run:
