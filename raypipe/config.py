@@ -61,7 +61,9 @@ class RolloutConfig:
     temperature: float = key(1.0, "sampling temperature, also applied to the learner's log-probs")
     top_p: float = key(1.0, "nucleus sampling bound; below 1 the learner's log-probs differ from the engine's")
     stop: list[str] = key([], "strings that end a response, kept in it")
-    samples_per_block: int = key(1, "samples of one prompt that travel together, 1 to rollout.n: the streaming grain")
+    samples_per_block: int = key(
+        0, "samples of one prompt that travel to the learner together, 1 to rollout.n; 0: all; grading never waits"
+    )
 
 
 @dataclass(frozen=True)

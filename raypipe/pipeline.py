@@ -3,9 +3,11 @@
     prompts ──► Generate ──► Grade ──► streaming_split ──► one iterator per learner rank
     (blocks)    engines      graders
 
-In: an iteration's prompt rows. Out: graded rows, each leaving as soon as it is finished. A block leaves a Ray Data task
-only when the task ends, so one block of `rollout.samples_per_block` samples is one task, and no stage rebundles. This
-file makes the project's only `map_batches` calls.
+In: an iteration's prompt rows. Out: graded rows. A block leaves a Ray Data task only when the task ends, so a block of
+`rollout.samples_per_block` samples is one task, and no stage rebundles. By default that is a prompt's whole group: the
+learner can use none of its samples before the last, and a block costs Ray more than 12 ms of CPU, whatever it holds.
+Grading does not wait for blocks: Generate tells the grade dispatcher of each sample at once. This file makes the
+project's only `map_batches` calls.
 """
 
 import time
@@ -126,6 +128,7 @@ def set_context(context: DataContext) -> None:
     context.execution_no_progress_timeout_s = -1  # a plan may wait at the gate for as long as training takes
     context.downstream_capacity_backpressure_ratio = None
     context.max_errored_blocks = 0  # nothing is dropped silently
+    context.memory_usage_poll_interval_s = None  # else each block in a stage has a thread that reads the memory in use
     if ShortWait not in context.custom_execution_callback_classes:
         context.custom_execution_callback_classes = [*context.custom_execution_callback_classes, ShortWait]
     context.enable_progress_bars = False

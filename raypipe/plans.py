@@ -143,8 +143,9 @@ def iteration_blocks(
 
     if iteration < config.run.iterations:
         indices, _ = order.batch_at(iteration * config.data.train_batch_size)
+        grain = config.rollout.samples_per_block or config.rollout.n
         for group_id, index in enumerate(indices):
-            add(group_id, train[int(index)], "train", config.rollout.n, config.rollout.samples_per_block)
+            add(group_id, train[int(index)], "train", config.rollout.n, grain)
     if is_eval(config, iteration, len(heldout)):
         for group_id, prompt in enumerate(heldout, start=config.data.train_batch_size):
             add(group_id, prompt, "heldout", 1, 1)

@@ -6,9 +6,9 @@ groups and plans, work goes to whichever process of whichever node is free, and 
 Ray Data scales the Grade stage: every actor of it that attaches asks for one more host, up to the most that
 `grade.workers` allows. Hosts stay for the run.
 
-A row is known by its plan, its `sample_id` and what was generated. Whoever asks for one joins the grading in progress or
-gets the result that was kept: a Grade stage that died and asks again, and above all the plan's block, for a sample that
-was graded when a hint told of it, ahead of its block. `forget(plan)` lets go of all that a plan left here.
+A row is known by its plan, its `sample_id` and what was generated. Whoever asks for one joins the grading in progress
+or gets the result that was kept: the Grade stage, when a block comes to it whose samples hints had told of, and one
+that died and asks again. `forget(plan)` lets go of all that a plan left here.
 """
 
 import asyncio
@@ -186,9 +186,10 @@ class GradeDispatcher:
         self.results.pop(plan, None)
 
     async def stats(self) -> dict[str, Any]:
-        """Counts since the start (see `GradeQueue.stats`), the hosts that are up, and this process's id."""
+        """Counts since the start (see `GradeQueue.stats`), hosts that are up, results kept, and this process's id."""
         await self.start()
-        return {"hosts": len(self.up), "pid": os.getpid(), **self.queue.stats()}
+        kept = sum(map(len, self.results.values()))
+        return {"hosts": len(self.up), "kept": kept, "pid": os.getpid(), **self.queue.stats()}
 
     async def close(self) -> None:
         """Ends every host with its processes."""
