@@ -87,6 +87,8 @@ def test_an_iteration_is_blocks_of_one_prompt():
     assert len({row["seed"] for row in rows}) == 18
     assert {row["min_version"] for row in rows} == {1} and {row["group_size"] for row in rows} == {6}
     check_columns(blocks[0], PROMPT_COLUMNS, "test")
+    # By default of all its samples.
+    assert [len(block) for block in blocks_of(config_for("x", prompts=3, n=6, grain=0), 1)] == [6] * 3
 
 
 def test_an_iteration_is_the_same_whenever_it_is_made_again():
@@ -123,7 +125,7 @@ def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
     config = config_for("stream", prompts=6, n=4, iterations=3)
     with scripted_run(config, engines=2, seconds=(0.2, 1.2)) as run:
         feed = run.feed()
-        ends = []
+        processes = {stat["pid"] for stat in ray.get([engine.stats.remote() for engine in run.engines])}
         for iteration in range(3):
             [rows] = run.rows([feed], iteration)
             assert sorted(row["sample_id"] for row in rows) == sorted(
@@ -142,12 +144,11 @@ def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
             for row in rows:
                 by_group[row["group_id"]].add(row["engine"])
             assert all(len(engines) == 1 for engines in by_group.values()), "a prompt's samples share an engine"
-            ends.append(max(row["received"] for row in rows))
             run.open_gates(iteration + 1)
-        # Engines are resident: one process each, for all plans.
+        # Engines start once in a run: the same processes have served all plans.
         stats = ray.get([engine.stats.remote() for engine in run.engines])
         assert sum(stat["served"] for stat in stats) == 72
-        assert len({stat["pid"] for stat in stats}) == 2
+        assert {stat["pid"] for stat in stats} == processes and len(processes) == 2
 
 
 def test_a_sample_is_graded_at_once_though_its_block_is_a_group(ray_session):
