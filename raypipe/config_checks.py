@@ -43,7 +43,7 @@ BOUNDS = {
     "rollout.temperature": (0.01, None),
     "rollout.top_p": (0.01, 1),
     "rollout.reserve_prompts": (0, None),
-    "rollout.samples_per_block": (1, None),
+    "rollout.samples_per_block": (0, None),
     "engine.count": (1, None),
     "engine.tensor_parallel_size": (1, None),
     "engine.num_gpus": (-1, None),
@@ -140,10 +140,10 @@ def check_across(config: Config) -> None:
             f"rollout.n={rollout.n} with algorithm.adv_estimator={algorithm.adv_estimator}: a group of one has no "
             "baseline and gives no learning signal; set rollout.n to 2 or more, or use reinforce_pp"
         )
-    if rollout.n % rollout.samples_per_block:
+    if rollout.samples_per_block and rollout.n % rollout.samples_per_block:
         raise ValueError(
             f"rollout.samples_per_block={rollout.samples_per_block} does not divide rollout.n={rollout.n}; "
-            "a block holds samples of one prompt: use a divisor of rollout.n"
+            "a block holds samples of one prompt: use a divisor of rollout.n, or 0 for all of them"
         )
     if data.train_batch_size % train.mini_batches:
         raise ValueError(
