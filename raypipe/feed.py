@@ -81,7 +81,7 @@ class Feed:
             shard = ray.get(self.server.iterator.remote(iteration, self.attempt, self.rank))
             if shard is not None:
                 for batch in shard.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
-                    out.put(batch.to_pylist())
+                    out.put([row for row in batch.to_pylist() if row["finish_reason"] != "unused"])
                     self._open(iteration + self.ahead)
             self._open(iteration + self.ahead)
             out.put(_END)

@@ -195,6 +195,7 @@ class Learner:
         self.parts: list[Metrics] = []
         self.norms: dict[str, list[float]] = {name: [] for name in self.trainees}
         self.largest_gap = 0.0
+        self.prompts = 0
         self.untouched = True  # the weights are those that engines sampled with
         self.pending = (0, 0)  # response tokens and samples whose gradient waits for its step
 
@@ -220,6 +221,7 @@ class Learner:
             }
             for row in trained:
                 row["mini_batch"] = places[row["group_id"]]
+            self.prompts = len({sample.group_id for sample in everyone if sample.usable} & set(kept))
             self.whiten(trained)
             self.epoch(trained)
         return rows, trained
@@ -275,6 +277,7 @@ class Learner:
             means[f"{prefix}skipped_steps" if prefix else "train/skipped_steps"] = len(norms) - len(finite)
             if finite:
                 means[f"{prefix}grad_norm"] = sum(finite) / len(finite)
+        means["train/prompts"] = self.prompts
         if self.critic:
             means["critic/explained_variance"] = targets.explained_variance(trained, self.gather)
         if algorithm.kl_coef:

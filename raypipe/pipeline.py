@@ -64,6 +64,7 @@ class Workers:
     grade_actors: (fewest, most) Grade actors, scaled by Ray Data in between.
     sampling: sampling settings by row purpose (see `Generate`).
     scorers: names of scorer actors by role (see `Score`); without any the plan has no Score stage.
+    reserve: name of the actor that says which prompts in reserve are needed; empty: plans have no reserve.
     """
 
     engines: list[str]
@@ -71,6 +72,7 @@ class Workers:
     grade_actors: tuple[int, int]
     sampling: dict[str, dict[str, Any]]
     scorers: dict[str, list[str]] = field(default_factory=dict)
+    reserve: str = ""
 
 
 def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
@@ -83,6 +85,7 @@ def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
             "plan": name,
             "sampling": workers.sampling,
             "listener": workers.dispatcher,
+            "reserve": workers.reserve,
         },
         batch_size=None,
         batch_format="pyarrow",
@@ -113,7 +116,7 @@ def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Datas
     concurrent = blocks if fewest == most else min(blocks, BLOCKS_PER_SCALED_ACTOR)
     return generated.map_batches(
         Grade,
-        fn_constructor_kwargs={"dispatcher": workers.dispatcher, "plan": name},
+        fn_constructor_kwargs={"dispatcher": workers.dispatcher, "plan": name, "reserve": workers.reserve},
         batch_size=None,
         batch_format="pyarrow",
         num_cpus=0,

@@ -40,6 +40,7 @@ class PlanServer:
     def __init__(self, config: Config, train: list[Prompt], heldout: list[Prompt], workers: Workers):
         self.config, self.train, self.heldout, self.workers = config, train, heldout, workers
         self.order = PromptOrder(len(train), config.data.train_batch_size, config.run.seed, config.data.shuffle)
+        self.reserve = reserve_order(config, len(train))
         self.plans: dict[tuple[int, int], Plan] = {}
         self.attempt = 0
         self.lock = threading.Lock()
@@ -60,7 +61,7 @@ class PlanServer:
     def _make(self, iteration: int, attempt: int) -> Plan:
         # Not run/iteration: Ray makes the name part of a log file's path.
         name = f"{self.config.run.name}.{iteration:06d}" + (f".{attempt}" if attempt else "")
-        blocks = iteration_blocks(self.config, iteration, self.order, self.train, self.heldout)
+        blocks = iteration_blocks(self.config, iteration, self.order, self.reserve, self.train, self.heldout)
         if not blocks:  # the last iteration, without held-out prompts
             return Plan(name, [])
         plan = build_plan(name, blocks, self.workers)
@@ -76,7 +77,10 @@ class PlanServer:
     def _release(self, keys: list[tuple[int, int]]) -> None:
         dispatcher = ray.get_actor(self.workers.dispatcher)
         for key in keys:
-            dispatcher.forget.remote(self.plans.pop(key).name)
+            plan = self.plans.pop(key)
+            dispatcher.forget.remote(plan.name)
+            if self.workers.reserve:
+                ray.get_actor(self.workers.reserve).forget.remote(plan.name)
 
     def report(self, iteration: int, rank: int, record: Any) -> None:
         """A rank's record of a finished iteration; releases the iteration's plan once all ranks have reported."""
@@ -111,15 +115,27 @@ def is_eval(config: Config, iteration: int, heldout: int) -> bool:
     return heldout > 0 and (iteration in (0, config.run.iterations) or (every > 0 and iteration % every == 0))
 
 
+def reserve_order(config: Config, prompts: int) -> PromptOrder | None:
+    """The order of the prompts in reserve: its own, so that whether they are needed never moves the training order."""
+    size = config.rollout.reserve_prompts
+    return PromptOrder(prompts, size, config.run.seed + 1, shuffle=True) if size else None
+
+
 def iteration_blocks(
-    config: Config, iteration: int, order: PromptOrder, train: list[Prompt], heldout: list[Prompt]
+    config: Config,
+    iteration: int,
+    order: PromptOrder,
+    reserve: PromptOrder | None,
+    train: list[Prompt],
+    heldout: list[Prompt],
 ) -> list[pa.Table]:
-    """An iteration's prompts as blocks of PROMPT_COLUMNS rows: train_batch_size groups of rollout.n samples, then one
-    sample of each held-out prompt where the iteration evaluates. Held-out requests come last and fill the tail."""
+    """An iteration's prompts as blocks of PROMPT_COLUMNS rows: train_batch_size groups of rollout.n samples, those in
+    reserve, then one sample of each held-out prompt where the iteration evaluates. Held-out requests come last and fill
+    the tail."""
     blocks: list[pa.Table] = []
     min_version = max(0, iteration - config.pipeline.max_staleness)
 
-    def add(group_id: int, prompt: Prompt, purpose: str, size: int, grain: int) -> None:
+    def add(group_id: int, prompt: Prompt, purpose: str, size: int, grain: int, in_reserve: int = -1) -> None:
         for first in range(0, size, grain):
             members = range(first, first + grain)
             ids = [f"{iteration}/{group_id}/{member}" for member in members]
@@ -130,6 +146,7 @@ def iteration_blocks(
                 "member": list(members),
                 "group_size": [size] * grain,
                 "purpose": [purpose] * grain,
+                "reserve": [in_reserve] * grain,
                 "prompt_id": [prompt.prompt_id] * grain,
                 "min_version": [iteration if purpose == "heldout" else min_version] * grain,
                 "data_source": [prompt.data_source] * grain,
@@ -146,8 +163,13 @@ def iteration_blocks(
         grain = config.rollout.samples_per_block or config.rollout.n
         for group_id, index in enumerate(indices):
             add(group_id, train[int(index)], "train", config.rollout.n, grain)
+        if reserve:
+            indices, _ = reserve.batch_at(iteration * reserve.batch)
+            for number, index in enumerate(indices):
+                add(config.data.train_batch_size + number, train[int(index)], "train", config.rollout.n, grain, number)
     if is_eval(config, iteration, len(heldout)):
-        for group_id, prompt in enumerate(heldout, start=config.data.train_batch_size):
+        first = config.data.train_batch_size + config.rollout.reserve_prompts
+        for group_id, prompt in enumerate(heldout, start=first):
             add(group_id, prompt, "heldout", 1, 1)
     return blocks
 

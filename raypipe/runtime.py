@@ -26,6 +26,7 @@ from raypipe.learner import learn
 from raypipe.pipeline import Workers
 from raypipe.plans import PlanServer
 from raypipe.preflight import Inputs
+from raypipe.reserve import start_reserve
 from raypipe.scorer import scorer_names, start_scorers
 
 POLL_S = 0.5
@@ -72,6 +73,7 @@ class Runtime:
         self.engines = start_engines(config, config.run.name)
         scorer_gpus = asked["scorer"].gpus if "scorer" in asked else 0.0
         self.scorers = start_scorers(config, scorer_gpus)
+        self.reserve, self.reserve_name = start_reserve(config)
         self.dispatcher = start_dispatcher(
             config.grade, grader_actors(config), config.run.name, asked["grader host"].cpus
         )
@@ -82,6 +84,7 @@ class Runtime:
             dispatcher=f"{config.run.name}/grade-dispatcher",
             grade_actors=grader_actors(config),
             scorers=scorer_names(config),
+            reserve=self.reserve_name,
             sampling={
                 "train": {**sampling, "temperature": config.rollout.temperature, "top_p": config.rollout.top_p},
                 "heldout": {**sampling, "temperature": config.eval.temperature, "top_p": 1.0},

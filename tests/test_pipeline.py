@@ -1,5 +1,6 @@
 """The plan on real Ray Data: streaming, nothing lost, early start behind the gate, engines that outlive plans."""
 
+import dataclasses
 import os
 import signal
 import time
@@ -24,7 +25,7 @@ from raypipe.config import (
     RunConfig,
     TrainConfig,
 )
-from raypipe.plans import iteration_blocks, sample_seed
+from raypipe.plans import iteration_blocks, reserve_order, sample_seed
 from raypipe.prompts import Prompt, PromptOrder
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, check_columns
 from raypipe.scripted import scripted_run
@@ -75,7 +76,7 @@ def test_the_executor_waits_less_while_blocks_move(monkeypatch):
 
 def blocks_of(config: Config, iteration: int, heldout: list[Prompt] = []):  # noqa: B006
     order = PromptOrder(len(PROMPTS), config.data.train_batch_size, config.run.seed, shuffle=True)
-    return iteration_blocks(config, iteration, order, PROMPTS, heldout)
+    return iteration_blocks(config, iteration, order, reserve_order(config, len(PROMPTS)), PROMPTS, heldout)
 
 
 def test_an_iteration_is_blocks_of_one_prompt():
@@ -112,6 +113,16 @@ def test_held_out_prompts_come_first_last_and_every_n_iterations():
     assert [count["train"] for count in counts] == [16] * 5 + [0]
 
 
+def test_the_reserve_has_an_order_of_its_own():
+    plain = config_for("x", prompts=3, n=2)
+    config = dataclasses.replace(plain, rollout=dataclasses.replace(plain.rollout, reserve_prompts=2))
+    rows = [row for block in blocks_of(config, 1, PROMPTS[:1]) for row in block.to_pylist()]
+    assert [row["reserve"] for row in rows] == [-1] * 6 + [0, 0, 1, 1] + [-1]
+    assert [row["group_id"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    ordinary = [row for block in blocks_of(plain, 1) for row in block.to_pylist()]
+    assert [row["prompt_id"] for row in rows[:6]] == [row["prompt_id"] for row in ordinary]
+
+
 def test_a_stage_names_the_column_that_is_missing():
     block = blocks_of(config_for("x"), 0)[0].drop_columns(["seed"])
     with pytest.raises(ValueError, match=r"Generate reads the columns \['seed'\]"):
@@ -119,6 +130,28 @@ def test_a_stage_names_the_column_that_is_missing():
 
 
 # -- on Ray ------------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_without_signal_are_replaced_from_the_reserve(ray_session):
+    plain = config_for("reserve", prompts=6, n=2, iterations=2)
+    config = dataclasses.replace(plain, rollout=dataclasses.replace(plain.rollout, reserve_prompts=5))
+    with scripted_run(config, seconds=(0.0, 0.2)) as run:
+        feed = run.feed()
+        for iteration in range(2):
+            [rows] = run.rows([feed], iteration)
+            run.open_gates(iteration + 1)
+            groups: dict[int, set[float]] = {}
+            for row in rows:
+                groups.setdefault(row["group_id"], set()).add(row["score"])
+            useful = sum(len(scores) > 1 for scores in groups.values())
+            reserve = {row["reserve"] for row in rows} - {-1}
+            assert len(rows) == 2 * len(groups) and {row["finish_reason"] for row in rows} <= {"stop", "length"}
+            assert reserve == set(range(len(reserve)))  # used in order
+            assert len(groups) == 6 + len(reserve)
+            # Each prompt without signal brought in another, as long as there were some.
+            assert len(reserve) == min(5, len(groups) - useful) and useful <= 6
+            assert useful == 6 or len(reserve) == 5
+            assert len(reserve) > 0  # or the seed shows nothing
 
 
 def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
