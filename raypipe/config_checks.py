@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raypipe.config import Config, GraderConfig, grader_actors, grader_name, scorer_roles
+from raypipe.config import Config, GraderConfig, grader_actors, grader_name, importance, old_logprobs, scorer_roles
 
 CHOICES = {
     "run.resume": ("never", "auto"),
@@ -26,8 +26,8 @@ CHOICES = {
     "algorithm.policy_loss": ("ppo_clip", "gspo", "cispo"),
     "algorithm.kl_in": ("loss", "reward"),
     "algorithm.kl_estimator": ("k1", "k2", "k3", "abs"),
-    "algorithm.old_logprobs": ("engine", "scorer", "learner"),
-    "algorithm.tis": ("off", "token", "sequence"),
+    "algorithm.old_logprobs": ("auto", "engine", "scorer", "learner"),
+    "algorithm.tis": ("auto", "off", "token", "sequence"),
     "algorithm.loss_agg": ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "dr_grpo"),
     "train.lr_schedule": ("constant", "linear", "cosine"),
 }
@@ -94,7 +94,7 @@ BOUNDS = {
     "train.epochs": (1, None),
     "train.micro_batch_tokens": (1, None),
     "train.threads": (0, None),
-    "pipeline.max_staleness": (0, 0),
+    "pipeline.max_staleness": (0, 8),
     "pipeline.plans_ahead": (1, 8),
     "checkpoint.every": (0, None),
     "checkpoint.keep_last": (1, None),
@@ -180,9 +180,9 @@ def check_algorithm(config: Config) -> None:
     algorithm = config.algorithm
     if 0 < algorithm.dual_clip <= 1:
         raise ValueError(f"algorithm.dual_clip={algorithm.dual_clip:g} must be above 1 (3 is usual), or 0 for off")
-    if algorithm.old_logprobs == "engine":
+    if old_logprobs(config) == "engine":
         corrections = {
-            "tis": algorithm.tis != "off",
+            "tis": importance(config) != "off",
             "seq_ratio_low": algorithm.seq_ratio_low > 0,
             "seq_ratio_high": algorithm.seq_ratio_high > 0,
             "token_ratio_low": algorithm.token_ratio_low > 0,
@@ -191,8 +191,8 @@ def check_algorithm(config: Config) -> None:
             if used:
                 raise ValueError(
                     f"algorithm.{name}={getattr(algorithm, name)!r} compares recomputed log-probs with the "
-                    "engine's, but algorithm.old_logprobs=engine takes the engine's; set algorithm.old_logprobs to "
-                    "scorer or learner"
+                    f"engine's, but algorithm.old_logprobs={algorithm.old_logprobs} takes the engine's; set "
+                    "algorithm.old_logprobs to scorer or learner"
                 )
     if 0 < algorithm.seq_ratio_high < 1:
         raise ValueError(f"algorithm.seq_ratio_high={algorithm.seq_ratio_high:g} must be above 1, or 0 for off")
