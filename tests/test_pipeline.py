@@ -116,10 +116,10 @@ def test_held_out_prompts_come_first_last_and_every_n_iterations():
 def test_the_reserve_has_an_order_of_its_own():
     plain = config_for("x", prompts=3, n=2)
     config = dataclasses.replace(plain, rollout=dataclasses.replace(plain.rollout, reserve_prompts=2))
-    rows = [row for block in blocks_of(config, 1, PROMPTS[:1]) for row in block.to_pylist()]
+    rows = [row for block in blocks_of(config, 0, PROMPTS[:1]) for row in block.to_pylist()]
     assert [row["reserve"] for row in rows] == [-1] * 6 + [0, 0, 1, 1] + [-1]
     assert [row["group_id"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
-    ordinary = [row for block in blocks_of(plain, 1) for row in block.to_pylist()]
+    ordinary = [row for block in blocks_of(plain, 0) for row in block.to_pylist()]
     assert [row["prompt_id"] for row in rows[:6]] == [row["prompt_id"] for row in ordinary]
 
 
