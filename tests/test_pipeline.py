@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -51,18 +52,13 @@ def test_the_executor_still_has_the_wait_that_is_shortened():
 
 
 def test_the_executor_waits_less_while_blocks_move(monkeypatch):
-    """A plan whose operator's counts are set by hand, one turn of the executor after the other."""
-
-    class Operator:
-        metrics = OpRuntimeMetrics(None)
-
-    class Executor:
-        _topology = {Operator(): None}
+    """An operator's counts are set by hand, one turn of the executor after the other."""
+    assert {"num_tasks_submitted", "num_task_outputs_generated"} <= set(OpRuntimeMetrics.__dataclass_fields__)
 
     def wait_after(seconds: float, submitted: int, generated: int) -> float:
         clock[0] += seconds
-        Operator.metrics.num_tasks_submitted, Operator.metrics.num_task_outputs_generated = submitted, generated
-        callback.on_execution_step(Executor())
+        metrics = SimpleNamespace(num_tasks_submitted=submitted, num_task_outputs_generated=generated)
+        callback.on_execution_step(SimpleNamespace(_topology=[SimpleNamespace(metrics=metrics)]))
         return streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S
 
     clock, callback = [100.0], pipeline.ShortWait()
