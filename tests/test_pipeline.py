@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import psutil
@@ -31,6 +32,10 @@ from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, check_
 from raypipe.scripted import scripted_run
 
 PROMPTS = [Prompt(f"p{i}", "toy", f"q{i}", [1, 2], '"1"', "{}") for i in range(10)]
+
+
+# For what goes on while a plan is read.
+READER = ThreadPoolExecutor(1)
 
 
 def config_for(name: str, prompts: int = 4, n: int = 4, ranks: int = 1, iterations: int = 3, grain: int = 1) -> Config:
@@ -165,10 +170,10 @@ def test_a_sample_is_graded_at_once_though_its_block_is_a_group(ray_session):
 def test_lost_hints_cost_nothing_but_time(ray_session):
     config = config_for("lost", prompts=3, n=4, iterations=1, grain=4)
     with scripted_run(config, seconds=(0.5, 2.0)) as run:
-        blocks = run.feed().rows(0)
+        reading = READER.submit(run.rows, [run.feed()], 0)
         until(lambda: ray.get(run.dispatcher.stats.remote())["kept"] >= 3)
         os.kill(ray.get(run.dispatcher.stats.remote())["pid"], signal.SIGKILL)  # and what hints had told it
-        rows = [row for block in blocks for row in block]
+        [rows] = reading.result()
         assert len({row["sample_id"] for row in rows}) == 12
         assert {row["grade_status"] for row in rows} == {"ok"}
         assert all(row["score"] == row["response_ids"][0] % 2 for row in rows)
@@ -177,16 +182,15 @@ def test_lost_hints_cost_nothing_but_time(ray_session):
 def test_a_stage_that_dies_has_no_sample_graded_twice(ray_session):
     config = config_for("rerun", prompts=3, n=4, iterations=1, grain=4)
     with scripted_run(config, seconds=(0.5, 3.0)) as run:
-        feed = run.feed()
-        blocks = feed.rows(0)
-        first = next(blocks)
+        reading = READER.submit(run.rows, [run.feed()], 0)
+        until(lambda: ray.get(run.dispatcher.stats.remote())["kept"] >= 3)
         [stage] = [
             process
             for process in psutil.Process().children(recursive=True)
             if "MapBatches(Generate)" in " ".join(process.cmdline())
         ]
         stage.kill()
-        rows = first + [row for block in blocks for row in block]
+        [rows] = reading.result()
         assert sorted(row["sample_id"] for row in rows) == sorted(f"0/{g}/{m}" for g in range(3) for m in range(4))
         assert {row["grade_status"] for row in rows} == {"ok"}
         stats = ray.get(run.dispatcher.stats.remote())
