@@ -69,7 +69,8 @@ def test_the_executor_waits_less_while_blocks_move(monkeypatch):
     clock, callback = [100.0], pipeline.ShortWait()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(streaming_executor_state, "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S", pipeline.RAY_WAIT_S)
-    waits = [wait_after(*turn) for turn in [(0, 0, 0), (0, 3, 0), (0.9, 3, 0), (0.2, 3, 0), (9.0, 3, 1), (1.1, 3, 1)]]
+    turns = [(0, 0, 0), (0, 3, 0), (0.9, 3, 0), (0.2, 3, 0), (9.0, 3, 1), (1.1, 3, 1)]
+    waits = [wait_after(seconds * pipeline.STILL_S, *counts) for seconds, *counts in turns]
     long, short = pipeline.RAY_WAIT_S, pipeline.SHORT_WAIT_S
     assert waits == [long, short, short, long, short, long]
 
