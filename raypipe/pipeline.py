@@ -30,7 +30,7 @@ from raypipe.stages.score import Score
 # each hop of a block; the short one costs a quarter of a core at 512 blocks, so a plan has it while blocks move.
 RAY_WAIT_S, SHORT_WAIT_S = 0.1, 0.01
 # Seconds without a move after which a plan counts as waiting, at the gate or for a straggler.
-STILL_S = 1.0
+STILL_S = 0.25
 # Blocks that each actor of a scaled Grade pool works on; Ray Data adds actors while they have this many and more wait.
 BLOCKS_PER_SCALED_ACTOR = 64
 _WAIT = "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S"

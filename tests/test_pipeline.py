@@ -5,6 +5,8 @@ import os
 import signal
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -33,6 +35,10 @@ from raypipe.scripted import scripted_run
 PROMPTS = [Prompt(f"p{i}", "toy", f"q{i}", [1, 2], '"1"', "{}") for i in range(10)]
 
 
+# For what goes on while a plan is read.
+READER = ThreadPoolExecutor(1)
+
+
 def config_for(name: str, prompts: int = 4, n: int = 4, ranks: int = 1, iterations: int = 3, grain: int = 1) -> Config:
     return Config(
         run=RunConfig(name=name, iterations=iterations),
@@ -52,24 +58,20 @@ def test_the_executor_still_has_the_wait_that_is_shortened():
 
 
 def test_the_executor_waits_less_while_blocks_move(monkeypatch):
-    """A plan whose operator's counts are set by hand, one turn of the executor after the other."""
-
-    class Operator:
-        metrics = OpRuntimeMetrics(None)
-
-    class Executor:
-        _topology = {Operator(): None}
+    """An operator's counts are set by hand, one turn of the executor after the other."""
+    assert {"num_tasks_submitted", "num_task_outputs_generated"} <= set(OpRuntimeMetrics.__dataclass_fields__)
 
     def wait_after(seconds: float, submitted: int, generated: int) -> float:
         clock[0] += seconds
-        Operator.metrics.num_tasks_submitted, Operator.metrics.num_task_outputs_generated = submitted, generated
-        callback.on_execution_step(Executor())
+        metrics = SimpleNamespace(num_tasks_submitted=submitted, num_task_outputs_generated=generated)
+        callback.on_execution_step(SimpleNamespace(_topology=[SimpleNamespace(metrics=metrics)]))
         return streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S
 
     clock, callback = [100.0], pipeline.ShortWait()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(streaming_executor_state, "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S", pipeline.RAY_WAIT_S)
-    waits = [wait_after(*turn) for turn in [(0, 0, 0), (0, 3, 0), (0.9, 3, 0), (0.2, 3, 0), (9.0, 3, 1), (1.1, 3, 1)]]
+    turns = [(0, 0, 0), (0, 3, 0), (0.9, 3, 0), (0.2, 3, 0), (9.0, 3, 1), (1.1, 3, 1)]
+    waits = [wait_after(seconds * pipeline.STILL_S, *counts) for seconds, *counts in turns]
     long, short = pipeline.RAY_WAIT_S, pipeline.SHORT_WAIT_S
     assert waits == [long, short, short, long, short, long]
 
@@ -202,10 +204,10 @@ def test_a_sample_is_graded_at_once_though_its_block_is_a_group(ray_session):
 def test_lost_hints_cost_nothing_but_time(ray_session):
     config = config_for("lost", prompts=3, n=4, iterations=1, grain=4)
     with scripted_run(config, seconds=(0.5, 2.0)) as run:
-        blocks = run.feed().rows(0)
+        reading = READER.submit(run.rows, [run.feed()], 0)
         until(lambda: ray.get(run.dispatcher.stats.remote())["kept"] >= 3)
         os.kill(ray.get(run.dispatcher.stats.remote())["pid"], signal.SIGKILL)  # and what hints had told it
-        rows = [row for block in blocks for row in block]
+        [rows] = reading.result()
         assert len({row["sample_id"] for row in rows}) == 12
         assert {row["grade_status"] for row in rows} == {"ok"}
         assert all(row["score"] == row["response_ids"][0] % 2 for row in rows)
@@ -214,16 +216,15 @@ def test_lost_hints_cost_nothing_but_time(ray_session):
 def test_a_stage_that_dies_has_no_sample_graded_twice(ray_session):
     config = config_for("rerun", prompts=3, n=4, iterations=1, grain=4)
     with scripted_run(config, seconds=(0.5, 3.0)) as run:
-        feed = run.feed()
-        blocks = feed.rows(0)
-        first = next(blocks)
+        reading = READER.submit(run.rows, [run.feed()], 0)
+        until(lambda: ray.get(run.dispatcher.stats.remote())["kept"] >= 3)
         [stage] = [
             process
             for process in psutil.Process().children(recursive=True)
             if "MapBatches(Generate)" in " ".join(process.cmdline())
         ]
         stage.kill()
-        rows = first + [row for block in blocks for row in block]
+        [rows] = reading.result()
         assert sorted(row["sample_id"] for row in rows) == sorted(f"0/{g}/{m}" for g in range(3) for m in range(4))
         assert {row["grade_status"] for row in rows} == {"ok"}
         stats = ray.get(run.dispatcher.stats.remote())
