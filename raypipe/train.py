@@ -115,6 +115,7 @@ def write_down(
     summary = summarize(rows, spans, (begin or found[0].start, end))
     metrics = iteration_metrics(iteration, rows, records[0]["metrics"], iteration, summary)
     folder.append_metrics(metrics)
+    folder.append_stages(iteration, summary)
     write_samples(folder.samples(iteration), rows, config.log.samples)
     console.end_iteration(metrics)
     if iteration in config.log.timelines or iteration == config.run.iterations - 1:
