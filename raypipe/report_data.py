@@ -1,9 +1,9 @@
 """What a run folder says, in the form that the report's page draws.
 
-In: a run folder (see run_folder.py), of a run that has ended or still goes on. Out: one JSON-able dict a run: metrics by
-name, the stage table, statuses per grader, timelines and samples. Decision: the page gets bounded data. Texts are cut,
-and where there are too many samples those of evenly spaced iterations are taken, so a run of any length gives a page
-that a browser opens; the page says what is left out.
+In: a run folder (see run_folder.py), of a run that has ended or still goes on. Out: one JSON-able dict a run: metrics
+by name, the stage table, statuses per grader, timelines and samples. Decision: the page gets bounded data. Texts are
+cut, and where there are too many samples those of evenly spaced iterations are taken, so a run of any length gives a
+page that a browser opens; the page says what is left out.
 """
 
 import json
@@ -51,11 +51,11 @@ def read_run(path: Path, max_samples: int) -> dict[str, Any]:
         "config": _read_text(folder.path / "config.yaml"),
         "iterations": [line["iteration"] for line in lines],
         "metrics": {name: [_number(line.get(name)) for line in lines] for name in names},
-        "legend": {name: found for name in names if (found := legend(name))},
+        "legend": {name: entry for name in names if (entry := legend(name))},
         "stages": stage_table(lines, bounds),
         "bounds": [[line["iteration"], _text(line.get("bounding")), _text(line.get("advice"))] for line in bounds],
         "graders": grader_table(lines),
-        "timelines": [found for file in sorted(folder.path.glob("timelines/it_*.json")) if (found := read_trace(file))],
+        "timelines": [trace for file in sorted(folder.path.glob("timelines/it_*.json")) if (trace := read_trace(file))],
         "samples": samples,
         "samples_of": available,
     }

@@ -95,20 +95,22 @@ def _rows(
             {
                 "grader": name, "status": status if j == 0 else "ok",
                 "score": (float(right) if j == 0 else 1.0) if j or status == "ok" else None, "weight": 1.0,
-                "values": {"answer": text[:40]} if j == 0 else {}, "error": "" if status == "ok" or j else f"{status}: {text[:50]}",
+                "values": {"answer": text[:40]} if j == 0 else {},
+                "error": "" if status == "ok" or j else f"{status}: {text[:50]}",
                 "slot": f"host-{i % 2}/{j}", "start": start, "seconds": took / (j + 1), "batch": 1,
             }
             for j, name in enumerate(graders)
         ]  # fmt: skip
         rows.append(
             {
-                "sample_id": f"{iteration}/{i // 4}/{i % 4}", "iteration": iteration, "group_id": i // 4, "member": i % 4,
-                "group_size": 4, "purpose": purpose, "prompt_id": f"train.jsonl:{i // 4}", "data_source": "sums",
+                "sample_id": f"{iteration}/{i // 4}/{i % 4}", "iteration": iteration, "group_id": i // 4,
+                "member": i % 4, "group_size": 4, "purpose": purpose, "prompt_id": f"train.jsonl:{i // 4}", "data_source": "sums",
                 "prompt_text": f"<|user|>What is {i} + {iteration}?<|assistant|>", "prompt_ids": [1] * 12,
                 "ground_truth": json.dumps(str(i + iteration)), "extra_info": "{}", "seed": i,
                 "response_text": text, "response_ids": [7] * tokens, "engine_logprobs": [-1.0] * tokens,
                 "weight_versions": [iteration] * tokens, "finish_reason": "length" if tokens > 200 else "stop",
-                "generate_error": "", "engine": f"engine-{i % 2}", "generate_start": begin + 0.01 * i, "generate_end": end,
+                "generate_error": "", "engine": f"engine-{i % 2}", "generate_start": begin + 0.01 * i,
+                "generate_end": end,
                 "score": sum(entry["score"] or 0.0 for entry in entries) if status == "ok" else math.nan,
                 "grade_status": status, "grades": json.dumps(entries), "grader": "host-0/0", "grade_start": start,
                 "grade_end": start + took, "advantage": draw.gauss(0, 1),

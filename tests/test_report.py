@@ -343,7 +343,8 @@ def test_a_run_can_be_hidden_everywhere(fresh):
 @needs_browser
 def test_the_timeline_tells_what_is_under_the_pointer_and_zooms(fresh):
     box = fresh.value(
-        "(() => { const c = document.querySelectorAll('#timelines canvas')[1]; c.scrollIntoView({block: 'end', behavior: 'instant'});"
+        "(() => { const c = document.querySelectorAll('#timelines canvas')[1];"
+        "c.scrollIntoView({block: 'end', behavior: 'instant'});"
         "const b = c.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; })()"
     )
     left, top, width, height = box

@@ -6,7 +6,7 @@ const HEAD_HEIGHT = 22; // above the first lane of a stage
 const AXIS_HEIGHT = 24;
 const STAGE_WORDS = {
   Generate: "one bar a response; pale: cut by length",
-  Grade: "one bar a sample",
+  Grade: "one bar a sample; red: failed",
   Score: "one bar a sample",
   Learner: "grey: waiting; dark: new weights to the engines",
   Driver: "the run's own process",
