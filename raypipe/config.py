@@ -148,7 +148,11 @@ class CheckpointConfig:
 @dataclass(frozen=True)
 class EvalConfig:
     every: int = key(0, "iterations between passes over data.val_files; 0: only before the first and after the last")
+    n: int = key(1, "samples of each held-out prompt")
     temperature: float = key(0.0, "sampling temperature of the held-out pass; 0: greedy")
+    top_p: float = key(1.0, "nucleus sampling bound of the held-out pass")
+    max_response_length: int = key(0, "longest held-out response in tokens; 0: rollout.max_response_length")
+    pass_score: float = key(1.0, "score from which a sample passes, for pass@k and maj@k of raypipe.evaluate")
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,11 @@ class Config:
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     eval: EvalConfig = section(EvalConfig)
     log: LogConfig = section(LogConfig)
+
+
+def heldout_response_length(config: Config) -> int:
+    """Longest response in tokens of a held-out sample."""
+    return config.eval.max_response_length or config.rollout.max_response_length
 
 
 def grader_name(grader: GraderConfig) -> str:

@@ -93,7 +93,7 @@ class PlanServer:
 def iteration_size(config: Config, iteration: int, heldout: int) -> int:
     """Samples of an iteration, of all purposes."""
     train = config.data.train_batch_size * config.rollout.n if iteration < config.run.iterations else 0
-    return train + heldout * is_eval(config, iteration, heldout)
+    return train + heldout * config.eval.n * is_eval(config, iteration, heldout)
 
 
 def is_eval(config: Config, iteration: int, heldout: int) -> bool:
@@ -106,40 +106,59 @@ def is_eval(config: Config, iteration: int, heldout: int) -> bool:
 def iteration_blocks(
     config: Config, iteration: int, order: PromptOrder, train: list[Prompt], heldout: list[Prompt]
 ) -> list[pa.Table]:
-    """An iteration's prompts as blocks of PROMPT_COLUMNS rows: train_batch_size groups of rollout.n samples, then one
-    sample of each held-out prompt where the iteration evaluates. Held-out requests come last and fill the tail."""
+    """An iteration's prompts as blocks of PROMPT_COLUMNS rows: train_batch_size groups of rollout.n samples, then
+    eval.n samples of each held-out prompt where the iteration evaluates. Held-out requests come last and fill the
+    tail."""
     blocks: list[pa.Table] = []
-    min_version = max(0, iteration - config.pipeline.max_staleness)
-
-    def add(group_id: int, prompt: Prompt, purpose: str, size: int, grain: int) -> None:
-        for first in range(0, size, grain):
-            members = range(first, first + grain)
-            ids = [f"{iteration}/{group_id}/{member}" for member in members]
-            columns = {
-                "sample_id": ids,
-                "iteration": [iteration] * grain,
-                "group_id": [group_id] * grain,
-                "member": list(members),
-                "group_size": [size] * grain,
-                "purpose": [purpose] * grain,
-                "prompt_id": [prompt.prompt_id] * grain,
-                "min_version": [iteration if purpose == "heldout" else min_version] * grain,
-                "data_source": [prompt.data_source] * grain,
-                "prompt_text": [prompt.text] * grain,
-                "prompt_ids": [prompt.ids] * grain,
-                "ground_truth": [prompt.ground_truth] * grain,
-                "extra_info": [prompt.extra_info] * grain,
-                "seed": [sample_seed(config.run.seed, sample_id) for sample_id in ids],
-            }
-            blocks.append(pa.table({name: pa.array(columns[name], dtype) for name, dtype in PROMPT_COLUMNS.items()}))
-
+    rollout = config.rollout
     if iteration < config.run.iterations:
+        min_version = max(0, iteration - config.pipeline.max_staleness)
         indices, _ = order.batch_at(iteration * config.data.train_batch_size)
         for group_id, index in enumerate(indices):
-            add(group_id, train[int(index)], "train", config.rollout.n, config.rollout.samples_per_block)
+            group = Group(iteration, group_id, train[int(index)], "train", rollout.n, min_version)
+            blocks += group_blocks(group, rollout.samples_per_block, config.run.seed)
     if is_eval(config, iteration, len(heldout)):
         for group_id, prompt in enumerate(heldout, start=config.data.train_batch_size):
-            add(group_id, prompt, "heldout", 1, 1)
+            group = Group(iteration, group_id, prompt, "heldout", config.eval.n, iteration)
+            blocks += group_blocks(group, 1, config.run.seed)
+    return blocks
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples to be made of one prompt, by the names of PROMPT_COLUMNS."""
+
+    iteration: int
+    group_id: int
+    prompt: Prompt
+    purpose: str
+    size: int
+    min_version: int
+
+
+def group_blocks(group: Group, grain: int, seed: int) -> list[pa.Table]:
+    """The group's PROMPT_COLUMNS rows, in blocks of `grain` (a divisor of its size)."""
+    blocks = []
+    for first in range(0, group.size, grain):
+        members = range(first, first + grain)
+        ids = [f"{group.iteration}/{group.group_id}/{member}" for member in members]
+        columns = {
+            "sample_id": ids,
+            "iteration": [group.iteration] * grain,
+            "group_id": [group.group_id] * grain,
+            "member": list(members),
+            "group_size": [group.size] * grain,
+            "purpose": [group.purpose] * grain,
+            "prompt_id": [group.prompt.prompt_id] * grain,
+            "min_version": [group.min_version] * grain,
+            "data_source": [group.prompt.data_source] * grain,
+            "prompt_text": [group.prompt.text] * grain,
+            "prompt_ids": [group.prompt.ids] * grain,
+            "ground_truth": [group.prompt.ground_truth] * grain,
+            "extra_info": [group.prompt.extra_info] * grain,
+            "seed": [sample_seed(seed, sample_id) for sample_id in ids],
+        }
+        blocks.append(pa.table({name: pa.array(columns[name], dtype) for name, dtype in PROMPT_COLUMNS.items()}))
     return blocks
 
 

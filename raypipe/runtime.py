@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,14 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from raypipe.config import Config, grader_actors
+from raypipe.config import Config, grader_actors, heldout_response_length
 from raypipe.engines.vllm import start_engines
 from raypipe.grading.dispatcher import start_dispatcher
 from raypipe.learner import learn
 from raypipe.pipeline import Workers
 from raypipe.plans import PlanServer
 from raypipe.preflight import Inputs
+from raypipe.resources import Demand
 
 POLL_S = 0.5
 
@@ -52,8 +53,79 @@ def start_ray(config: Config, cpus: float) -> None:
     )  # fmt: skip
 
 
+class ResidentActors:
+    """What the stages of every plan call, engines and grade dispatcher, as a context manager that leaves nothing
+    running. This is all that a plan without a learner needs.
+
+    Args:
+        config: the run's configuration.
+        demands: who asks for which CPUs and GPUs.
+    """
+
+    def __init__(self, config: Config, demands: Sequence[Demand]):
+        self.config = config
+        self.grader_cpus = next(demand.cpus for demand in demands if demand.actor == "grader host")
+
+    def __enter__(self) -> "ResidentActors":
+        config, name = self.config, self.config.run.name
+        self.engines = start_engines(config, name)
+        self.dispatcher = start_dispatcher(config.grade, grader_actors(config), name, self.grader_cpus)
+        self.workers = Workers(
+            engines=[f"{name}/engine-{i}" for i in range(config.engine.count)],
+            dispatcher=f"{name}/grade-dispatcher",
+            grade_actors=grader_actors(config),
+            sampling=sampling_settings(config),
+        )
+        try:
+            # A grader whose constructor fails ends the run here, before any weight is loaded.
+            ray.get(self.dispatcher.start.remote())
+        except ray.exceptions.RayTaskError as error:
+            self.__exit__()
+            raise error.cause if isinstance(error.cause, ValueError) else error from None
+        return self
+
+    def wait_for_engines(self) -> None:
+        """An engine that cannot start (a model that vLLM does not know) ends the run here, with its reason."""
+        ray.get([engine.ready.remote() for engine in self.engines])
+
+    def counts(self) -> dict[str, int]:
+        """Samples generated (those that reached grading) and graded since the start of the run, of all purposes."""
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            stats: Any = ray.get(self.dispatcher.stats.remote(), timeout=5)
+            return {"generated": stats["received"], "graded": stats["graded"]}
+        return {}
+
+    def __exit__(self, *_: object) -> None:
+        closing: list[Any] = [actor.close.remote() for actor in [*self.engines, self.dispatcher]]
+        deadline = time.monotonic() + 20
+        for call in closing:
+            try:
+                ray.get(call, timeout=max(0.1, deadline - time.monotonic()))
+            except (ray.exceptions.RayError, TimeoutError):
+                logging.getLogger(__name__).debug("an actor did not close: %s", traceback.format_exc())
+
+
+def sampling_settings(config: Config) -> dict[str, dict[str, Any]]:
+    """Sampling settings by the row's purpose (see `Generate`)."""
+    rollout, heldout = config.rollout, config.eval
+    return {
+        "train": {
+            "max_tokens": rollout.max_response_length,
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "stop": rollout.stop,
+        },
+        "heldout": {
+            "max_tokens": heldout_response_length(config),
+            "temperature": heldout.temperature,
+            "top_p": heldout.top_p,
+            "stop": rollout.stop,
+        },
+    }
+
+
 class Runtime:
-    """The resident actors of a run, as a context manager that leaves nothing running.
+    """The resident actors of a training run, as a context manager that leaves nothing running.
 
     Args:
         config: the run's configuration.
@@ -62,39 +134,19 @@ class Runtime:
 
     def __init__(self, config: Config, inputs: Inputs):
         self.config, self.inputs = config, inputs
+        self.actors = ResidentActors(config, inputs.demands)
         self.failure: BaseException | None = None
         self.learner: threading.Thread | None = None
 
     def __enter__(self) -> "Runtime":
         config, inputs = self.config, self.inputs
-        asked = {demand.actor: demand for demand in inputs.demands}
-        self.engines = start_engines(config, config.run.name)
-        self.dispatcher = start_dispatcher(
-            config.grade, grader_actors(config), config.run.name, asked["grader host"].cpus
-        )
-        length = config.rollout.max_response_length
-        sampling = {"max_tokens": length, "stop": config.rollout.stop}
-        self.workers = Workers(
-            engines=[f"{config.run.name}/engine-{i}" for i in range(config.engine.count)],
-            dispatcher=f"{config.run.name}/grade-dispatcher",
-            grade_actors=grader_actors(config),
-            sampling={
-                "train": {**sampling, "temperature": config.rollout.temperature, "top_p": config.rollout.top_p},
-                "heldout": {**sampling, "temperature": config.eval.temperature, "top_p": 1.0},
-            },
-        )
+        self.actors.__enter__()
         heldout = inputs.heldout.prompts if inputs.heldout else []
         self.server: Any = (
             ray.remote(PlanServer)
             .options(name=f"{config.run.name}/plans", num_cpus=0, max_concurrency=4 * config.train.ranks + 8)
-            .remote(config, inputs.train.prompts, heldout, self.workers)
+            .remote(config, inputs.train.prompts, heldout, self.actors.workers)
         )
-        try:
-            # A grader whose constructor fails ends the run here, before any weight is loaded.
-            ray.get(self.dispatcher.start.remote())
-        except ray.exceptions.RayTaskError as error:
-            self.__exit__()
-            raise error.cause if isinstance(error.cause, ValueError) else error from None
         return self
 
     def start_learner(self, folder: Path) -> None:
@@ -109,7 +161,7 @@ class Runtime:
                 "folder": str(folder),
                 "attempt": 0,
                 "server": self.server,
-                "engines": self.engines,
+                "engines": self.actors.engines,
             },  # fmt: skip
             scaling_config=ScalingConfig(
                 num_workers=train.ranks, use_gpu=rank.gpus > 0, resources_per_worker=resources
@@ -120,8 +172,7 @@ class Runtime:
         )
         self.learner = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="learner")
         self.learner.start()
-        # An engine that cannot start (a model that vLLM does not know) ends the run here, with its reason.
-        ray.get([engine.ready.remote() for engine in self.engines])
+        self.actors.wait_for_engines()
 
     def _fit(self, trainer: TorchTrainer) -> None:
         try:
@@ -139,18 +190,14 @@ class Runtime:
             ended = not self.learner.is_alive()
             records = ray.get(self.server.take_reports.remote(iteration, 0.0 if ended else POLL_S))
             if records is not None:
-                self.dispatcher.forget.remote(iteration)
+                self.actors.dispatcher.forget.remote(iteration)
                 return records
             if ended:
                 raise RuntimeError(f"the learner ended in iteration {iteration}") from self.failure
             progress(self.counts())
 
     def counts(self) -> dict[str, int]:
-        """Samples generated (those that reached grading) and graded since the start of the run, of all purposes."""
-        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            stats: Any = ray.get(self.dispatcher.stats.remote(), timeout=5)
-            return {"generated": stats["received"], "graded": stats["graded"]}
-        return {}
+        return self.actors.counts()
 
     def finish(self) -> None:
         """Waits until the learner has ended by itself, after the last iteration."""
@@ -160,10 +207,4 @@ class Runtime:
             raise RuntimeError("the learner failed after the last iteration") from self.failure
 
     def __exit__(self, *_: object) -> None:
-        closing: list[Any] = [actor.close.remote() for actor in [*self.engines, self.dispatcher]]
-        deadline = time.monotonic() + 20
-        for call in closing:
-            try:
-                ray.get(call, timeout=max(0.1, deadline - time.monotonic()))
-            except (ray.exceptions.RayError, TimeoutError):
-                logging.getLogger(__name__).debug("an actor did not close: %s", traceback.format_exc())
+        self.actors.__exit__()

@@ -104,7 +104,8 @@ def _rows(
         rows.append(
             {
                 "sample_id": f"{iteration}/{i // 4}/{i % 4}", "iteration": iteration, "group_id": i // 4,
-                "member": i % 4, "group_size": 4, "purpose": purpose, "prompt_id": f"train.jsonl:{i // 4}", "data_source": "sums",
+                "member": i % 4, "group_size": 4, "purpose": purpose, "prompt_id": f"train.jsonl:{i // 4}",
+                "data_source": "sums",
                 "prompt_text": f"<|user|>What is {i} + {iteration}?<|assistant|>", "prompt_ids": [1] * 12,
                 "ground_truth": json.dumps(str(i + iteration)), "extra_info": "{}", "seed": i,
                 "response_text": text, "response_ids": [7] * tokens, "engine_logprobs": [-1.0] * tokens,
