@@ -14,6 +14,7 @@ from rich.table import Table
 from raypipe import resources
 from raypipe.adapters import find_grader
 from raypipe.config import Config, grader_name
+from raypipe.loggers import check_loggers
 from raypipe.prompts import PromptSet, load_prompts
 from raypipe.resources import Demand, Machine
 
@@ -64,6 +65,7 @@ class Inputs:
 
 def preflight(config: Config) -> Inputs:
     """Checks files, model folder and graders, reads the prompts and compares the resource plan with the machine."""
+    check_loggers(config.log.loggers)
     check_parts(config, config.data.train_files + config.data.val_files)
     tokenizer = load_tokenizer(config.model.path)
     train = load_prompts(config.data.train_files, config.data, tokenizer, "")
