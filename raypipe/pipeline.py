@@ -1,14 +1,14 @@
 """The plan: one PPO iteration as one Ray Data streaming execution.
 
-    prompts ──► Generate ──► Grade ──► streaming_split ──► one iterator per learner rank
-    (blocks)    engines      graders
+    prompts ──► Generate ──► Grade ──► Score ──► streaming_split ──► one iterator per learner rank
+    (blocks)    engines      graders   scorers
 
 In: an iteration's prompt rows. Out: graded rows, each leaving as soon as it is finished. A block leaves a Ray Data task
 only when the task ends, so one block of `rollout.samples_per_block` samples is one task, and no stage rebundles. This
 file makes the project's only `map_batches` calls.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from ray.data.read_api import from_blocks
 
 from raypipe.stages.generate import Generate
 from raypipe.stages.grade import Grade
+from raypipe.stages.score import Score
 
 # Seconds that the executor sleeps while any task is unfinished, here always. Ray's 0.1 caps a stage at
 # max_tasks_in_flight / 0.1 s blocks a second and adds up to 0.1 s to each hop.
@@ -48,12 +49,14 @@ class Workers:
     dispatcher: name of the grade dispatcher actor.
     grade_actors: (fewest, most) Grade actors, scaled by Ray Data in between.
     sampling: sampling settings by row purpose (see `Generate`).
+    scorers: names of scorer actors by role (see `Score`); without any the plan has no Score stage.
     """
 
     engines: list[str]
     dispatcher: str
     grade_actors: tuple[int, int]
     sampling: dict[str, dict[str, Any]]
+    scorers: dict[str, list[str]] = field(default_factory=dict)
 
 
 def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
@@ -70,13 +73,17 @@ def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
             size=1, max_concurrent_calls_per_actor=len(blocks), max_tasks_in_flight_per_actor=len(blocks)
         ),
     )
-    return grade(generated, name, len(blocks), workers)
+    scored = score(grade(generated, name, len(blocks), workers), len(blocks), workers)
+    scored.set_name(name)
+    return scored
 
 
 def build_grading_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
     """The plan's last part alone, over `blocks` that have GENERATE_COLUMNS already."""
     set_context(DataContext.get_current())
-    return grade(from_blocks(blocks), name, len(blocks), workers)
+    graded = grade(from_blocks(blocks), name, len(blocks), workers)
+    graded.set_name(name)
+    return graded
 
 
 def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Dataset:
@@ -85,7 +92,7 @@ def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Datas
     # A fixed pool takes every block at once: the dispatcher has the queue. A pool that Ray Data is to scale must show
     # it a load, a queue that is longer than what its actors take.
     concurrent = blocks if fewest == most else min(blocks, BLOCKS_PER_SCALED_ACTOR)
-    graded = generated.map_batches(
+    return generated.map_batches(
         Grade,
         fn_constructor_kwargs={"dispatcher": workers.dispatcher, "plan": name},
         batch_size=None,
@@ -98,8 +105,20 @@ def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Datas
             max_tasks_in_flight_per_actor=2 * concurrent,
         ),
     )
-    graded.set_name(name)
-    return graded
+
+
+def score(graded: Dataset, blocks: int, workers: Workers) -> Dataset:
+    """Adds the Score stage to `graded`, which has `blocks` blocks, if there are scorers."""
+    if not workers.scorers:
+        return graded
+    return graded.map_batches(
+        Score,
+        fn_constructor_kwargs={"scorers": workers.scorers},
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,
+        compute=ActorPoolStrategy(size=1, max_concurrent_calls_per_actor=blocks, max_tasks_in_flight_per_actor=blocks),
+    )
 
 
 def set_context(context: DataContext) -> None:

@@ -36,6 +36,13 @@ An example row after Grade (Generate added `response_*`, Grade added `score` and
     grader           "grader-0"
     grade_start      1716822003.41
     grade_end        1716822003.43
+
+With a Score stage (algorithms with a critic, a KL, or recomputed log-probs) also, each list T long or empty:
+
+    ref_logprobs     [-0.13, -0.02, ...]        log-probs of the reference model
+    old_logprobs     [-0.11, -0.02, ...]        log-probs of the policy, recomputed
+    values           [0.4, 0.7, ...]            of the states that the tokens were chosen in
+    scoring          "[{\"scorer\": \"scorer-values-0\", \"start\": ..., \"end\": ...}]"   JSON, one entry a scorer
 """
 
 from collections.abc import Iterable
@@ -76,6 +83,12 @@ GRADE_COLUMNS = {
     "grader": pa.string(),
     "grade_start": pa.float64(),
     "grade_end": pa.float64(),
+}
+SCORE_COLUMNS = {
+    "ref_logprobs": pa.list_(pa.float32()),
+    "old_logprobs": pa.list_(pa.float32()),
+    "values": pa.list_(pa.float32()),
+    "scoring": pa.string(),
 }
 
 GRADE_STATUSES = ("ok", "abstain", "error", "timeout", "crash")

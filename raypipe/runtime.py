@@ -5,13 +5,14 @@ started once, in parallel, and ended together; plans come and go in between.
 """
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from raypipe.pipeline import Workers
 from raypipe.plans import PlanServer
 from raypipe.preflight import Inputs
 from raypipe.resources import Demand
+from raypipe.scorer import scorer_names, start_scorers
 
 POLL_S = 0.5
 
@@ -96,13 +98,18 @@ class ResidentActors:
         return {}
 
     def __exit__(self, *_: object) -> None:
-        closing: list[Any] = [actor.close.remote() for actor in [*self.engines, self.dispatcher]]
-        deadline = time.monotonic() + 20
-        for call in closing:
-            try:
-                ray.get(call, timeout=max(0.1, deadline - time.monotonic()))
-            except (ray.exceptions.RayError, TimeoutError):
-                logging.getLogger(__name__).debug("an actor did not close: %s", traceback.format_exc())
+        close([*self.engines, self.dispatcher])
+
+
+def close(actors: Iterable[Any]) -> None:
+    """Lets actors end what they started; one that does not answer is left to Ray."""
+    closing: list[Any] = [actor.close.remote() for actor in actors]
+    deadline = time.monotonic() + 20
+    for call in closing:
+        try:
+            ray.get(call, timeout=max(0.1, deadline - time.monotonic()))
+        except (ray.exceptions.RayError, TimeoutError):
+            logging.getLogger(__name__).debug("an actor did not close: %s", traceback.format_exc())
 
 
 def sampling_settings(config: Config) -> dict[str, dict[str, Any]]:
@@ -140,14 +147,23 @@ class Runtime:
 
     def __enter__(self) -> "Runtime":
         config, inputs = self.config, self.inputs
+        # They load their weights while graders are built.
+        scorer = next((demand for demand in inputs.demands if demand.actor == "scorer"), None)
+        self.scorers = start_scorers(config, scorer.gpus if scorer else 0.0)
         self.actors.__enter__()
+        workers = dataclasses.replace(self.actors.workers, scorers=scorer_names(config))
         heldout = inputs.heldout.prompts if inputs.heldout else []
         self.server: Any = (
             ray.remote(PlanServer)
             .options(name=f"{config.run.name}/plans", num_cpus=0, max_concurrency=4 * config.train.ranks + 8)
-            .remote(config, inputs.train.prompts, heldout, self.actors.workers)
+            .remote(config, inputs.train.prompts, heldout, workers)
         )
         return self
+
+    @property
+    def residents(self) -> list[Any]:
+        """The actors that hold a model."""
+        return [*self.actors.engines, *(scorer for role in self.scorers.values() for scorer in role)]
 
     def start_learner(self, folder: Path) -> None:
         """Starts the learner group, which trains until the last iteration, beside this thread."""
@@ -162,6 +178,7 @@ class Runtime:
                 "attempt": 0,
                 "server": self.server,
                 "engines": self.actors.engines,
+                "scorers": self.scorers,
             },  # fmt: skip
             scaling_config=ScalingConfig(
                 num_workers=train.ranks, use_gpu=rank.gpus > 0, resources_per_worker=resources
@@ -172,7 +189,8 @@ class Runtime:
         )
         self.learner = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="learner")
         self.learner.start()
-        self.actors.wait_for_engines()
+        # An engine or scorer that cannot start (a model that vLLM does not know) ends the run here, with its reason.
+        ray.get([actor.ready.remote() for actor in self.residents])
 
     def _fit(self, trainer: TorchTrainer) -> None:
         try:
@@ -207,4 +225,5 @@ class Runtime:
             raise RuntimeError("the learner failed after the last iteration") from self.failure
 
     def __exit__(self, *_: object) -> None:
+        close(scorer for role in self.scorers.values() for scorer in role)
         self.actors.__exit__()
