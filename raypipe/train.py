@@ -78,7 +78,7 @@ def run(config: Config, inputs: "Inputs") -> Path:
                 records = follow(runtime, console, iteration, iteration_size(config, iteration, inputs.heldout_count))
                 end = write_down(config, folder, console, tracker, iteration, records, end)
             runtime.finish()
-        console.summary([f"run folder: {folder.path}"])
+        console.summary([f"run folder: {folder.path}", f"look at it: python -m raypipe.report {folder.path}"])
     finally:
         tracker.close()
         console.close()

@@ -4,14 +4,18 @@ import datetime
 import html.parser
 import json
 import random
+import sys
 from pathlib import Path
 
-import browser
 import pytest
 from simulated_runs import HOSTILE, simulated_run
 
 from raypipe import report, report_data
 from raypipe.report_data import grader_table, read_run, read_samples, read_trace, stage_table
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
+
+import browser  # noqa: E402
 
 MADE = datetime.datetime(2026, 1, 2, 3, 4)
 HOSTILE_GRADER = "<img src=x onerror=window.pwned=1>"

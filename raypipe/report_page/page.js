@@ -4,7 +4,7 @@ const COLORS = 8;
 // Curves that are shown at once, by group; all others are under "more".
 const GROUPS = [
   ["Reward", /^reward\/(mean|heldout_mean|std|[^/]+)$/, /^reward\/heldout_samples$/],
-  ["Policy", /^(policy\/(kl|entropy|clip_frac)|grad_norm|lr|value\/(loss|explained_variance))$/],
+  ["Policy", /^(policy\/(kl|entropy|clip_frac)|ref\/kl|grad_norm|lr|critic\/(loss|explained_variance))$/],
   ["Responses", /^(response\/(length_mean|truncated_frac)|group\/all_equal_frac)$/],
   ["Pipeline", /^(efficiency|tokens_per_s|time\/iteration_s|lag\/graded_p95_s|idle\/.+|overlap\/grading_hidden_frac)$/],
   ["Engines against learner", /^(mismatch\/(kl|max)|staleness\/mean)$/],

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, driven over its debugging pipe: no driver program, no package, no port.
+"""A headless Chromium for tests and pictures, driven over its debugging pipe: no driver program, package or port.
 
 In: a page's file. Out: what the page shows and does: values of expressions, key presses, pictures, and everything that
 went wrong in it (exceptions, console errors, refusals of its Content-Security-Policy, requests it made).
