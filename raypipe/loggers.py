@@ -1,19 +1,21 @@
 """Other places where a run's metrics go: one function a backend, chosen by `log.loggers`.
 
 In: an iteration's metrics line, and its best, worst and failed samples (`samples.pick`). Out: a TensorBoard or Weights
-& Biases run. Decision: `metrics.jsonl` and `samples/` stay the record; these are views of it. Each lies in the run
-folder and needs no account: W&B writes offline unless WANDB_API_KEY or WANDB_MODE says otherwise. A tracker that fails
-(a server that is gone) is told once and never ends the run.
+& Biases run, and gauges for Prometheus. Decision: `metrics.jsonl` and `samples/` stay the record; these are views of
+it, in the run folder, and need no account: W&B writes offline unless WANDB_API_KEY or WANDB_MODE says otherwise. A
+tracker that fails (a server that is gone) is told once and never ends the run.
 """
 
 import importlib.util
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from raypipe.metrics import legend
 from raypipe.run_folder import RunFolder, without_secrets
 
 logger = logging.getLogger(__name__)
@@ -71,9 +73,33 @@ def wandb(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
     return Tracker(log, run.finish)
 
 
+def prometheus(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
+    """Gauges that Ray exports to Prometheus beside its own, as ray_raypipe_reward_mean{run="..."} and so on; the
+    dashboard examples/grafana/raypipe.json shows them."""
+    from ray.util.metrics import Gauge
+
+    gauges: dict[str, Gauge] = {}
+
+    def log(iteration: int, metrics: Metrics, samples: Samples) -> None:
+        for name, value in metrics.items():
+            if name not in gauges:
+                unit, meaning = legend(name) or ("", name)
+                text = f"{meaning} ({unit})" if unit else meaning
+                gauges[name] = Gauge(prometheus_name(name), description=text, tag_keys=("run",))
+            gauges[name].set(value, {"run": folder.path.name})
+
+    return Tracker(log, lambda: None)
+
+
+def prometheus_name(metric: str) -> str:
+    """A metric's name in Prometheus, but for the ray_ that Ray puts before it. Names take letters, digits and _."""
+    return "raypipe_" + re.sub(r"[^a-zA-Z0-9_]", "_", metric)
+
+
 # Name in log.loggers -> (function, package that it needs).
 BACKENDS: dict[str, tuple[Callable[[RunFolder, Mapping[str, Any], int], Tracker], str]] = {
     "tensorboard": (tensorboard, "tensorboardX"),
+    "prometheus": (prometheus, "ray"),
     "wandb": (wandb, "wandb"),
 }
 

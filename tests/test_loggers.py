@@ -1,16 +1,22 @@
 """Trackers: what arrives in each backend, and that none can end a run. Those not installed here are passed over."""
 
 import dataclasses
+import json
 import logging
 import os
+import re
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from raypipe.config import Config
-from raypipe.loggers import BACKENDS, check_loggers, open_loggers
+from raypipe.loggers import BACKENDS, check_loggers, open_loggers, prometheus_name
+from raypipe.metrics import METRICS
+from raypipe.rows import GRADE_STATUSES
 from raypipe.run_folder import RunFolder
+from raypipe.spans import RESOURCES
 
 SAMPLE = {
     "kind": "best", "purpose": "train", "prompt_id": "p1", "prompt": "1 + 1", "response": "2\n</script>\u202e\x00",
@@ -54,6 +60,44 @@ def read_events(file: Path):
         data = data[16 + size :]
 
 
+def test_prometheus_gets_the_metrics_from_ray(folder, ray_session):
+    import ray
+
+    write(folder, "prometheus", 0, 3)
+    (node,) = ray.nodes()
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    deadline = time.monotonic() + 60  # Ray's agent gathers every 10 s
+    while True:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if line.startswith("ray_raypipe_")]
+        if lines:
+            break
+        assert time.monotonic() < deadline, "Ray exports no metric of ours"
+        time.sleep(0.5)
+    values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
+    assert values["ray_raypipe_reward_mean"] == pytest.approx(0.2), "the last iteration's"
+    assert values["ray_raypipe_reward__b_"] == 1.0
+    assert all('run="run"' in line for line in lines)
+
+
+GRAFANA = Path(__file__).resolve().parent.parent / "examples" / "grafana" / "raypipe.json"
+
+
+def test_the_grafana_dashboard_asks_for_metrics_that_there_are():
+    dashboard = json.loads(GRAFANA.read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"ray_raypipe_\w+", target["expr"])
+    }
+    known = {f"ray_{prometheus_name(name)}" for name in METRICS if "<" not in name}
+    stages = {f"ray_raypipe_idle_{stage.lower()}" for stage in RESOURCES}
+    statuses = {f"ray_raypipe_grade_{status}_frac" for status in GRADE_STATUSES}
+    assert asked <= known | stages | statuses and len(asked) > 20
+    assert all('run=~"$run"' in target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+
+
 def test_wandb_is_offline_without_a_key(folder, monkeypatch):
     pytest.importorskip("wandb", reason="wandb is not installed here")
     for name in [name for name in os.environ if name.startswith("WANDB")]:
@@ -68,7 +112,9 @@ def test_wandb_is_offline_without_a_key(folder, monkeypatch):
 
 def test_names_and_missing_packages_are_told(monkeypatch, tmp_path):
     check_loggers(["tensorboard"])
-    with pytest.raises(ValueError, match=r"log.loggers.1='wandbb' is not known; choose among tensorboard, wandb"):
+    with pytest.raises(
+        ValueError, match=r"log.loggers.1='wandbb' is not known; choose among tensorboard, prometheus, wandb"
+    ):
         check_loggers(["tensorboard", "wandbb"])
     monkeypatch.setitem(BACKENDS, "wandb", (BACKENDS["wandb"][0], "no_such_module"))
     (tmp_path / "no_such_module").mkdir()
