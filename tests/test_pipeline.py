@@ -20,7 +20,7 @@ from raypipe.config import (
     RunConfig,
     TrainConfig,
 )
-from raypipe.plans import iteration_blocks, sample_seed
+from raypipe.plans import iteration_blocks, iteration_size, sample_seed
 from raypipe.prompts import Prompt, PromptOrder
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, check_columns
 from raypipe.scripted import scripted_run
@@ -81,6 +81,16 @@ def test_held_out_prompts_come_first_last_and_every_n_iterations():
     ]
     assert [count["heldout"] for count in counts] == [2, 0, 2, 0, 2, 2]
     assert [count["train"] for count in counts] == [16] * 5 + [0]
+
+
+def test_each_held_out_prompt_is_sampled_eval_n_times():
+    config = config_for("x")
+    config = Config(**{**vars(config), "eval": EvalConfig(n=3, temperature=1.0)})
+    rows = [row for block in blocks_of(config, 0, PROMPTS[:2]) for row in block.to_pylist()]
+    held = [row for row in rows if row["purpose"] == "heldout"]
+    assert [row["member"] for row in held] == [0, 1, 2] * 2 and {row["group_size"] for row in held} == {3}
+    assert len({row["seed"] for row in held}) == 6 and len({row["group_id"] for row in rows}) == 4 + 2
+    assert iteration_size(config, 0, 2) == len(rows)
 
 
 def test_a_stage_names_the_column_that_is_missing():
