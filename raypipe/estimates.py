@@ -42,11 +42,9 @@ def measures(prompts: Sequence[PromptSamples], n: int, seed: int = 0) -> dict[st
     """avg@n (mean score), pass@k for k = 1, 2, 4, ... and n, and maj@k for those of 3 or more."""
     found: dict[str, Sequence[float]] = {f"avg@{n}": [float(np.mean(p.scores)) for p in prompts if len(p.scores)]}
     rng = np.random.default_rng(seed)
-    for k in ks(n):
-        enough = [prompt for prompt in prompts if len(prompt.scores) >= k]
-        found[f"pass@{k}"] = [pass_at_k(len(p.passes), sum(p.passes), k) for p in enough]
-        if k >= 3:
-            found[f"maj@{k}"] = [maj_at_k(p.answers, p.passes, k, rng) for p in enough]
+    enough = {k: [prompt for prompt in prompts if len(prompt.scores) >= k] for k in ks(n)}
+    found |= {f"pass@{k}": [pass_at_k(len(p.passes), sum(p.passes), k) for p in enough[k]] for k in enough}
+    found |= {f"maj@{k}": [maj_at_k(p.answers, p.passes, k, rng) for p in enough[k]] for k in enough if k >= 3}
     return {name: estimate(values, seed) for name, values in found.items() if len(values)}
 
 

@@ -92,8 +92,9 @@ def prometheus(folder: RunFolder, config: Mapping[str, Any], first: int) -> Trac
 
 
 def prometheus_name(metric: str) -> str:
-    """A metric's name in Prometheus, but for the ray_ that Ray puts before it. Names take letters, digits and _."""
-    return "raypipe_" + re.sub(r"[^a-zA-Z0-9_]", "_", metric)
+    """A metric's name in Prometheus, but for the ray_ that Ray puts before it. Names take letters, digits and single
+    underscores."""
+    return "raypipe_" + re.sub(r"[^a-zA-Z0-9]+", "_", metric).strip("_")
 
 
 # Name in log.loggers -> (function, package that it needs).

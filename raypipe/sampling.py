@@ -9,8 +9,8 @@ import dataclasses
 import json
 import logging
 import math
-import time
 from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from raypipe.runtime import ResidentActors, sampling_settings
 
 Row = dict[str, Any]
 
-# More samples than this travel by whole groups: a block costs Ray some milliseconds of CPU.
-MAX_SINGLE_BLOCKS = 2048
-PROGRESS_S = 0.2
+# What a block costs Ray grows with the blocks of its plan. More samples than this travel by whole groups, and more
+# blocks in several plans, two at a time, so that one fills the tail of the other.
+BLOCKS_PER_PLAN = 256
+PLANS_AT_ONCE = 2
+PROGRESS_S = 0.5
 KEPT = [
     name
     for name, dtype in {**PROMPT_COLUMNS, **GENERATE_COLUMNS, **GRADE_COLUMNS}.items()
@@ -67,30 +69,39 @@ def sample_prompts(
         number: of the pass, where one set of actors makes several; stands in the place of the iteration.
     """
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # the executor runs in this process
-    grain = 1 if len(prompts) * n <= MAX_SINGLE_BLOCKS else n
+    workers = dataclasses.replace(actors.workers, sampling=sampling_settings(config))
+    grain = 1 if len(prompts) * n <= BLOCKS_PER_PLAN else n
     blocks = [
         block
         for group_id, prompt in enumerate(prompts)
         for block in group_blocks(Group(number, group_id, prompt, purpose, n, 0), grain, config.run.seed)
     ]
-    workers = dataclasses.replace(actors.workers, sampling=sampling_settings(config))
-    plan = build_plan(f"{config.run.name}.{purpose}.{number:06d}", blocks, workers)
     actors.wait_for_engines()
     console = Console(1, config.log.quiet, stages=("generated", "graded"))
     console.start_iteration(0, len(prompts) * n)
-    before, told = actors.counts(), time.monotonic()
-    rows: list[Row] = []
-    try:
-        for batch in plan.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-            rows += _slim(batch)
-            if time.monotonic() - told > PROGRESS_S:
-                told = time.monotonic()
+    before = actors.counts()
+
+    def run(first: int) -> list[Row]:
+        name = f"{config.run.name}.{purpose}.{number:06d}.{first // BLOCKS_PER_PLAN}"
+        plan = build_plan(name, blocks[first : first + BLOCKS_PER_PLAN], workers)
+        batches = plan.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+        return [row for batch in batches for row in _slim(batch)]
+
+    with ThreadPoolExecutor(PLANS_AT_ONCE) as pool:
+        try:
+            plans = [pool.submit(run, first) for first in range(0, len(blocks), BLOCKS_PER_PLAN)]
+            waiting: set[Future[list[Row]]] = set(plans)
+            while waiting:
+                done, waiting = wait(waiting, PROGRESS_S, return_when=FIRST_EXCEPTION)
+                for plan in done:
+                    plan.result()  # raises what the plan raised
                 for stage, count in actors.counts().items():
                     console.progress(stage, count - before.get(stage, 0))
-    finally:
-        console.close()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            console.close()
     actors.dispatcher.forget.remote(number)
-    return sorted(rows, key=lambda row: (row["group_id"], row["member"]))
+    return sorted((row for plan in plans for row in plan.result()), key=lambda row: (row["group_id"], row["member"]))
 
 
 def _slim(batch: pa.Table) -> list[Row]:

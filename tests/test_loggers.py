@@ -76,7 +76,7 @@ def test_prometheus_gets_the_metrics_from_ray(folder, ray_session):
         time.sleep(0.5)
     values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
     assert values["ray_raypipe_reward_mean"] == pytest.approx(0.2), "the last iteration's"
-    assert values["ray_raypipe_reward__b_"] == 1.0
+    assert values["ray_raypipe_reward_b"] == 1.0
     assert all('run="run"' in line for line in lines)
 
 
