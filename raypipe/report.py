@@ -19,7 +19,7 @@ from raypipe.report_data import read_run
 from raypipe.samples import to_json
 
 PAGE = Path(__file__).parent / "report_page"
-SCRIPTS = ("dom.js", "charts.js", "timeline.js", "samples.js", "page.js")
+SCRIPTS = ("dom.js", "charts.js", "timeline.js", "samples.js", "panels.js", "page.js")
 MAX_SAMPLES = 2000
 
 

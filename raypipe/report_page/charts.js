@@ -107,7 +107,8 @@ function round(low, high, count) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((n) => n * power).find((s) => s >= rough) || rough;
   const found = [];
-  for (let i = Math.floor(low / step + 1e-9); i * step <= high + step * 1e-6 && found.length < 12; i++) found.push(i * step);
+  for (let i = Math.floor(low / step + 1e-9); i * step <= high + step * 1e-6 && found.length < 12; i++)
+    found.push(i * step);
   return found;
 }
 
@@ -117,7 +118,11 @@ function axes(scale) {
   return [
     ...scale.ticks.flatMap((tick) => [
       svg("line", { class: "grid", x1: CHART.left, x2: right, y1: scale.y(tick), y2: scale.y(tick) }),
-      svg("text", { x: CHART.left - 7, y: scale.y(tick) + 3.5, "text-anchor": "end" }, number(Number(tick.toPrecision(8)))),
+      svg(
+        "text",
+        { x: CHART.left - 7, y: scale.y(tick) + 3.5, "text-anchor": "end" },
+        number(Number(tick.toPrecision(8))),
+      ),
     ]),
     ...scale.xTicks.map((tick) =>
       svg("text", { x: scale.x(tick), y: bottom + 16, "text-anchor": "middle" }, number(Number(tick.toPrecision(8)))),
@@ -126,11 +131,14 @@ function axes(scale) {
 }
 
 function lines({ run, points }, scale) {
-  const path = (key) => points.map((p, i) => `${i ? "L" : "M"}${scale.x(p.x).toFixed(1)} ${scale.y(p[key]).toFixed(1)}`).join("");
+  const path = (key) =>
+    points.map((p, i) => `${i ? "L" : "M"}${scale.x(p.x).toFixed(1)} ${scale.y(p[key]).toFixed(1)}`).join("");
   const look = { "--color": `var(--run-${run.color})` };
   return [
     charts.smoothing ? svg("path", { class: "raw", d: path("raw"), ...look }) : null,
     svg("path", { class: "curve", d: path("y"), ...look }),
-    ...(points.length <= 24 ? points.map((p) => svg("circle", { cx: scale.x(p.x), cy: scale.y(p.y), r: 2.4, ...look })) : []),
+    ...(points.length <= 24
+      ? points.map((p) => svg("circle", { cx: scale.x(p.x), cy: scale.y(p.y), r: 2.4, ...look }))
+      : []),
   ].filter(Boolean);
 }

@@ -1,7 +1,7 @@
 // Elements, numbers and safe text. Everything that the page shows is made here or by `textContent`: no markup is ever
 // made from a string, and the page's Content-Security-Policy would not let it.
 
-/** An element: h("td", {class: "right", onclick: f, "--color": "red"}, "text", child, ...). Null children are left out. */
+/** An element: h("td", {class: "right", onclick: f, "--color": "red"}, "text", child, ...). Null is left out. */
 function h(tag, attributes, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }

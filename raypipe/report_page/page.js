@@ -23,51 +23,6 @@ function values(run, name) {
   return (run.metrics[name] || []).filter((value) => value !== null);
 }
 
-function section(id, title, tools, ...content) {
-  return h("section", { id }, h("div", { class: "head" }, h("h2", null, title), h("span", { class: "tools" }, tools)), content);
-}
-
-function overview() {
-  return section("overview", "Overview", `made ${report.made}`, h("div", { class: "overview" }, runs.map(runCard)));
-}
-
-function runCard(run) {
-  const ends = (name) => [values(run, name)[0], values(run, name).at(-1)];
-  const total = (name) => values(run, name).reduce((sum, value) => sum + value, 0);
-  const middle = (name) => values(run, name).sort((a, b) => a - b)[values(run, name).length >> 1];
-  const big = (label, name) => {
-    const [first, last] = ends(name);
-    if (first === undefined) return null;
-    return h("div", null, h("div", { class: "value num" }, h("small", null, `${number(first)} → `), number(last)), h("div", { class: "soft" }, label));
-  };
-  const facts = [
-    ["iterations", number(run.iterations.length)],
-    ["samples", number(total("samples"))],
-    ["time", duration(total("time/iteration_s"))],
-    ["an iteration", duration(middle("time/iteration_s") ?? null)],
-    ["efficiency", percent(middle("efficiency"))],
-    ["lag to grade p95", duration(middle("lag/graded_p95_s") ?? null)],
-    ["tokens/s", number(middle("tokens_per_s"))],
-    ["mismatch max", number(values(run, "mismatch/max").reduce((a, b) => Math.max(a, b), -Infinity))],
-  ];
-  const last = run.bounds.at(-1);
-  const steady = run.bounds.length > 1 ? run.bounds.filter(([, stage]) => stage).at(-1) || last : last;
-  return h(
-    "div",
-    { class: "card", "data-run": run.name },
-    h("div", { class: "title" }, dot(`var(--run-${run.color})`), h("span", null, safeLine(run.name, 80)), h("span", { class: "soft" }, endOf(run))),
-    h("div", { class: "big" }, big("held-out reward", "reward/heldout_mean"), big("training reward", "reward/mean")),
-    h("dl", { class: "facts" }, facts.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))),
-    steady ? h("p", { class: "advice" }, h("b", null, "What bounds: "), safeLine(steady[2], 400)) : null,
-  );
-}
-
-function endOf(run) {
-  const wanted = /^ {2}iterations: (\d+)$/m.exec(run.config)?.[1];
-  const trained = values(run, "reward/mean").length;
-  return wanted ? `${trained} of ${wanted} iterations` : "";
-}
-
 function curves() {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].sort();
   const taken = new Set();
@@ -78,13 +33,21 @@ function curves() {
     if (own.length) content.push(h("h3", null, title), grid(own.sort(byRank(shown))));
   }
   const rest = names.filter((name) => !taken.has(name));
-  if (rest.length) content.push(h("details", { id: "more-curves" }, h("summary", null, `${rest.length} more curves`), grid(rest)));
+  if (rest.length)
+    content.push(h("details", { id: "more-curves" }, h("summary", null, `${rest.length} more curves`), grid(rest)));
   if (!names.length) content.push(h("div", { class: "none" }, "No iteration has ended yet."));
   const redraw = () => charts.list.forEach((chart) => chart.update());
-  const axis = segmented([["iteration", "iterations"], ["time", "minutes"]], "iteration", (value) => {
-    charts.axis = value;
-    redraw();
-  });
+  const axis = segmented(
+    [
+      ["iteration", "iterations"],
+      ["time", "minutes"],
+    ],
+    "iteration",
+    (value) => {
+      charts.axis = value;
+      redraw();
+    },
+  );
   const smooth = h("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: 0, "aria-label": "smoothing" });
   smooth.addEventListener("input", () => {
     charts.smoothing = Number(smooth.value);
@@ -92,7 +55,8 @@ function curves() {
   });
   const search = h("input", { type: "search", placeholder: "find a curve", "aria-label": "find a curve" });
   search.addEventListener("input", () => {
-    for (const chart of charts.list) chart.element.hidden = !chart.name.toLowerCase().includes(search.value.toLowerCase());
+    for (const chart of charts.list)
+      chart.element.hidden = !chart.name.toLowerCase().includes(search.value.toLowerCase());
     if (search.value) document.getElementById("more-curves")?.setAttribute("open", "");
   });
   return section("curves", "Curves", [search, h("label", null, "smoothing ", smooth), axis], content);
@@ -101,87 +65,27 @@ function curves() {
 /** Mean and held-out reward come first; else by name. */
 function byRank() {
   const first = ["reward/heldout_mean", "reward/mean"];
-  return (a, b) => (first.includes(b) - first.includes(a)) || a.localeCompare(b);
+  return (a, b) => first.includes(b) - first.includes(a) || a.localeCompare(b);
 }
 
 function grid(names) {
-  return h("div", { class: "charts" }, names.map((name) => makeChart(name, runs).element));
-}
-
-function stages() {
-  const cards = runs.filter((run) => run.stages.length).map((run) => {
-    const efficiency = values(run, "efficiency").sort((a, b) => a - b);
-    return h(
-      "div",
-      { class: "card panel", "data-stages": run.name },
-      h("div", { class: "title" }, dot(`var(--run-${run.color})`), safeLine(run.name, 60)),
-      h(
-        "table",
-        null,
-        h("tr", null, ["stage", "busy", "", "at work", "bounds"].map((name, i) => h("th", { class: i > 2 ? "right" : "" }, name))),
-        run.stages.map((row) =>
-          h(
-            "tr",
-            null,
-            h("td", null, row.stage),
-            h("td", null, h("div", { class: "bar" }, h("i", { "width%": 100 * (1 - row.idle), "--color": `var(--${row.stage})` }))),
-            h("td", { class: "right" }, percent(1 - row.idle)),
-            h("td", { class: "right" }, duration(row.seconds)),
-            h("td", { class: "right" }, run.bounds.length ? `${row.bounds} of ${run.bounds.length}` : "–"),
-          ),
-        ),
-      ),
-      h("p", { class: "advice" }, h("b", null, `Efficiency ${percent(efficiency[efficiency.length >> 1])}`), ": the busiest resource's share of an iteration. ", commonAdvice(run)),
-    );
-  });
-  return section("stages", "Stages", "medians over the iterations", cards.length ? h("div", { class: "panels" }, cards) : h("div", { class: "none" }, "No stage has been timed yet."));
-}
-
-/** The advice of the last iteration that the most frequent bounding stage bounded. */
-function commonAdvice(run) {
-  const often = {};
-  run.bounds.forEach(([, stage]) => (often[stage] = (often[stage] || 0) + 1));
-  const stage = Object.keys(often).sort((a, b) => often[b] - often[a])[0];
-  const found = run.bounds.filter(([, bounding]) => bounding === stage).at(-1);
-  return found ? `Iteration ${found[0]}: ${safeLine(found[2], 400)}` : "";
+  return h(
+    "div",
+    { class: "charts" },
+    names.map((name) => makeChart(name, runs).element),
+  );
 }
 
 function timelines() {
   const made = runs.filter((run) => run.timelines.length).map(makeTimeline);
   const none = h("div", { class: "none" }, "No timeline was drawn; log.timelines names the iterations that get one.");
-  const element = section("timelines", "Timelines", "who was busy when", made.length ? made.map((one) => one.element) : none);
-  return { element, made };
-}
-
-function graders() {
-  const statuses = ["ok", "abstain", "error", "timeout", "crash"];
-  const cards = runs.filter((run) => run.graders.length).map((run) =>
-    h(
-      "div",
-      { class: "card panel", "data-graders": run.name },
-      h("div", { class: "title" }, dot(`var(--run-${run.color})`), safeLine(run.name, 60)),
-      h(
-        "table",
-        null,
-        h("tr", null, ["grader", "statuses", "ok", "not ok", "mean score"].map((name, i) => h("th", { class: i > 1 ? "right" : "" }, name))),
-        run.graders.map((row) => {
-          const total = Object.values(row.statuses).reduce((a, b) => a + b, 0);
-          const others = statuses.slice(1).filter((name) => row.statuses[name]);
-          return h(
-            "tr",
-            null,
-            h("td", null, safeLine(row.grader, 60)),
-            h("td", null, h("div", { class: "bar" }, statuses.filter((name) => row.statuses[name]).map((name) => h("i", { "width%": (100 * row.statuses[name]) / total, "--color": `var(--${name})`, title: name })))),
-            h("td", { class: "right" }, percent((row.statuses.ok || 0) / total)),
-            h("td", { class: "right soft" }, others.map((name) => `${number(row.statuses[name])} ${name}`).join(", ") || "–"),
-            h("td", { class: "right" }, `${number(row.first)} → ${number(row.last)}`),
-          );
-        }),
-      ),
-    ),
+  const element = section(
+    "timelines",
+    "Timelines",
+    "who was busy when",
+    made.length ? made.map((one) => one.element) : none,
   );
-  const legend = h("span", { class: "legend" }, statuses.map((name) => h("span", null, dot(`var(--${name})`), name)));
-  return section("graders", "Graders", legend, cards.length ? h("div", { class: "panels" }, cards) : h("div", { class: "none" }, "No sample has been graded yet."));
+  return { element, made };
 }
 
 function samples() {
@@ -190,7 +94,10 @@ function samples() {
   const there = runs.reduce((sum, run) => sum + run.samples_of, 0);
   const note = held < there ? ` (of ${number(there)} in the run folders, those of evenly spaced iterations)` : "";
   const none = h("div", { class: "none" }, "No samples were saved; log.samples says how many an iteration.");
-  return { element: section("samples", "Samples", [browser.count, note], held ? browser.element : none), reset: held ? browser.reset : () => {} };
+  return {
+    element: section("samples", "Samples", [browser.count, note], held ? browser.element : none),
+    reset: held ? browser.reset : () => {},
+  };
 }
 
 function configs() {
@@ -198,7 +105,14 @@ function configs() {
     "configs",
     "Configuration",
     "",
-    runs.map((run) => h("details", null, h("summary", null, dot(`var(--run-${run.color})`), ` ${safeLine(run.name, 80)}  ${safeLine(run.path)}`), h("pre", { class: "card config" }, safe(run.config)))),
+    runs.map((run) =>
+      h(
+        "details",
+        null,
+        h("summary", null, dot(`var(--run-${run.color})`), ` ${safeLine(run.name, 80)}  ${safeLine(run.path)}`),
+        h("pre", { class: "card config" }, safe(run.config)),
+      ),
+    ),
   );
 }
 
@@ -214,7 +128,12 @@ function build() {
     browser.reset();
   };
   const chips = runs.map((run) => {
-    const chip = h("button", { type: "button", class: "chip", "aria-pressed": "true", title: run.path }, dot(`var(--run-${run.color})`), h("span", null, safeLine(run.name, 60)));
+    const chip = h(
+      "button",
+      { type: "button", class: "chip", "aria-pressed": "true", title: run.path },
+      dot(`var(--run-${run.color})`),
+      h("span", null, safeLine(run.name, 60)),
+    );
     chip.addEventListener("click", () => {
       run.shown = !run.shown;
       chip.setAttribute("aria-pressed", String(run.shown));
@@ -224,17 +143,24 @@ function build() {
   });
   const theme = h("button", { type: "button", class: "plain", id: "theme", title: "light or dark" }, "◐");
   theme.addEventListener("click", () => {
-    const dark = document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+    const dark =
+      document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
     document.documentElement.dataset.theme = dark === "dark" ? "light" : "dark";
     lines.made.forEach(({ draw }) => draw());
   });
   const links = ["overview", "curves", "stages", "timelines", "graders", "samples", "configs"];
   document.getElementById("top").append(
     h("span", { class: "brand" }, "raypipe ", h("span", null, "report")),
-    h("nav", null, links.map((id) => h("a", { href: `#${id}` }, id[0].toUpperCase() + id.slice(1)))),
+    h(
+      "nav",
+      null,
+      links.map((id) => h("a", { href: `#${id}` }, id[0].toUpperCase() + id.slice(1))),
+    ),
     h("span", { class: "runs" }, runs.length > 1 ? chips : null, theme),
   );
-  document.getElementById("main").append(overview(), curves(), stages(), lines.element, graders(), browser.element, configs());
+  document
+    .getElementById("main")
+    .append(overview(), curves(), stages(), lines.element, graders(), browser.element, configs());
   document.title = `${runs.map((run) => safeLine(run.name, 30)).join(", ")} · raypipe report`;
   lines.made.forEach(({ start }) => start());
   redraw();

@@ -24,14 +24,29 @@ function makeBrowser(runs) {
     "div",
     { class: "card filters" },
     labelled("text", search, "grow"),
-    runs.length > 1 ? labelled("run", menu("run", runs.map((run, i) => [String(i), safeLine(run.name, 40)]))) : null,
+    runs.length > 1
+      ? labelled(
+          "run",
+          menu(
+            "run",
+            runs.map((run, i) => [String(i), safeLine(run.name, 40)]),
+          ),
+        )
+      : null,
     labelled("iterations", h("span", null, from, " – ", to)),
     labelled("status", menu("status", values("status"))),
     labelled("kept as", menu("kind", values("kind"))),
     labelled("purpose", menu("purpose", values("purpose"))),
     values("data_source").length > 1 ? labelled("data source", menu("source", values("data_source"))) : null,
     labelled("score", h("span", null, low, " – ", high)),
-    labelled("order", menu("sort", Object.entries(SORTS).map(([value, [label]]) => [value, label]), false)),
+    labelled(
+      "order",
+      menu(
+        "sort",
+        Object.entries(SORTS).map(([value, [label]]) => [value, label]),
+        false,
+      ),
+    ),
   );
   const element = h("div", null, filters, h("div", { class: "browser" }, list, detail));
 
@@ -53,7 +68,8 @@ function makeBrowser(runs) {
   function matches(sample) {
     const text = search.value.toLowerCase();
     const within = (value, least, most) =>
-      (least === "" || (value !== null && value >= Number(least))) && (most === "" || (value !== null && value <= Number(most)));
+      (least === "" || (value !== null && value >= Number(least))) &&
+      (most === "" || (value !== null && value <= Number(most)));
     return (
       sample.run.shown &&
       (!chosen.run || sample.run === runs[chosen.run]) &&
@@ -155,7 +171,11 @@ function pill(sample) {
 
 function statusPill(status) {
   const known = ["ok", "abstain", "error", "timeout", "crash"].includes(status);
-  return h("span", { class: "pill", "--color": `var(--${known ? status : "abstain"})` }, safeLine(status, 12) || "none");
+  return h(
+    "span",
+    { class: "pill", "--color": `var(--${known ? status : "abstain"})` },
+    safeLine(status, 12) || "none",
+  );
 }
 
 function span(numbers) {
@@ -165,7 +185,9 @@ function span(numbers) {
 
 function describe(sample, search) {
   const block = (title, text, kind = "") =>
-    text ? [h("h3", null, title), h("pre", { class: kind, dir: "auto", "--color": "var(--accent)" }, safe(text, search))] : [];
+    text
+      ? [h("h3", null, title), h("pre", { class: kind, dir: "auto", "--color": "var(--accent)" }, safe(text, search))]
+      : [];
   const facts = [
     `run ${safeLine(sample.run.name, 60)}`,
     `iteration ${number(sample.iteration)}`,
@@ -177,7 +199,11 @@ function describe(sample, search) {
   ];
   return [
     h("div", { class: "title" }, pill(sample), h("b", null, safeLine(sample.sample_id, 80))),
-    h("div", { class: "meta num" }, facts.filter(Boolean).map((fact) => h("span", null, fact))),
+    h(
+      "div",
+      { class: "meta num" },
+      facts.filter(Boolean).map((fact) => h("span", null, fact)),
+    ),
     ...block("Prompt", sample.prompt),
     ...block("Response", sample.response || "(empty)", "response"),
     ...block("Ground truth", sample.ground_truth),
@@ -191,7 +217,11 @@ function gradeTable(grades, search) {
   return h(
     "table",
     null,
-    h("tr", null, columns.map((name) => h("th", null, name))),
+    h(
+      "tr",
+      null,
+      columns.map((name) => h("th", null, name)),
+    ),
     grades.map((grade) =>
       h(
         "tr",

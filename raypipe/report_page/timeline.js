@@ -16,7 +16,11 @@ function makeTimeline(run) {
   const canvas = h("canvas", { role: "img", "aria-label": `timeline of ${safeLine(run.name)}` });
   const tip = h("div", { class: "tip", hidden: "" });
   const hint = h("div", { class: "hint" });
-  const choose = segmented(run.timelines.map((one, i) => [i, `${one.iteration}`]), 0, select);
+  const choose = segmented(
+    run.timelines.map((one, i) => [i, `${one.iteration}`]),
+    0,
+    select,
+  );
   const element = h(
     "div",
     { class: "card timeline" },
@@ -42,7 +46,10 @@ function makeTimeline(run) {
     const advice = run.bounds.find(([iteration]) => iteration === timeline.iteration);
     const shown = timeline.lanes.reduce((sum, lane) => sum + lane.spans.length, 0);
     hint.replaceChildren(
-      [advice ? `${safeLine(advice[2])}. ` : "", `${duration(whole[1] / 1000)} in all. Drag to zoom, double-click to go back.`].join(""),
+      [
+        advice ? `${safeLine(advice[2])}. ` : "",
+        `${duration(whole[1] / 1000)} in all. Drag to zoom, double-click to go back.`,
+      ].join(""),
       shown < timeline.spans_of ? ` The first ${number(shown)} of ${number(timeline.spans_of)} bars are shown.` : "",
     );
     draw();
@@ -94,7 +101,11 @@ function makeTimeline(run) {
     if (tip.hidden) return;
     const [, start, took, name, status] = span;
     const seconds = (ms) => `${(ms / 1000).toFixed(ms < 1000 ? 3 : 2)} s`;
-    tip.replaceChildren(h("b", null, safeLine(name)), h("br"), `${seconds(start)} to ${seconds(start + took)}, ${seconds(took)}, ${safeLine(status)}`);
+    tip.replaceChildren(
+      h("b", null, safeLine(name)),
+      h("br"),
+      `${seconds(start)} to ${seconds(start + took)}, ${seconds(took)}, ${safeLine(status)}`,
+    );
     tip.style.left = `${Math.min(at + 14, canvas.clientWidth - 250)}px`;
     tip.style.top = `${y + 14}px`;
   });
@@ -119,7 +130,10 @@ function layOut(lanes) {
   return lanes.map((lane, i) => {
     const head = i === 0 || lanes[i - 1].stage !== lane.stage;
     top += head ? HEAD_HEIGHT + (i ? BAND_GAP : 0) : BAND_GAP;
-    const height = Math.max(16, Math.min(lane.rows * 5, 260 / Math.sqrt(lanes.filter((other) => other.stage === lane.stage).length)));
+    const height = Math.max(
+      16,
+      Math.min(lane.rows * 5, 260 / Math.sqrt(lanes.filter((other) => other.stage === lane.stage).length)),
+    );
     const band = { ...lane, head, top, height, row: height / lane.rows };
     top += height;
     return band;
@@ -127,7 +141,22 @@ function layOut(lanes) {
 }
 
 function palette() {
-  const names = ["Generate", "Grade", "Score", "Learner", "Driver", "length", "weights", "wait", "failed", "raised", "line", "ink", "soft", "card"];
+  const names = [
+    "Generate",
+    "Grade",
+    "Score",
+    "Learner",
+    "Driver",
+    "length",
+    "weights",
+    "wait",
+    "failed",
+    "raised",
+    "line",
+    "ink",
+    "soft",
+    "card",
+  ];
   return { ...Object.fromEntries(names.map((name) => [name, color(`--${name}`)])), shade: "rgb(37 99 201 / 18%)" };
 }
 
@@ -191,6 +220,8 @@ function spanAt(bands, ms, y, slack) {
   const band = bands.find(({ top, height }) => y >= top && y < top + height);
   if (!band) return null;
   const row = Math.floor((y - band.top) / band.row);
-  const here = band.spans.filter((span) => span[0] === row && ms >= span[1] - 2 * slack && ms <= span[1] + span[2] + 2 * slack);
+  const here = band.spans.filter(
+    (span) => span[0] === row && ms >= span[1] - 2 * slack && ms <= span[1] + span[2] + 2 * slack,
+  );
   return here.find((span) => ms >= span[1] && ms <= span[1] + span[2]) || here[0] || null;
 }
