@@ -67,7 +67,9 @@ class RolloutConfig:
     reserve_prompts: int = key(
         0, "dynamic sampling: further prompts an iteration that may replace those whose samples all have one score"
     )
-    samples_per_block: int = key(1, "samples of one prompt that travel together, 1 to rollout.n: the streaming grain")
+    samples_per_block: int = key(
+        0, "samples of one prompt that travel to the learner together, 1 to rollout.n; 0: all; grading never waits"
+    )
 
 
 @dataclass(frozen=True)

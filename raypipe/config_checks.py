@@ -43,7 +43,7 @@ BOUNDS = {
     "rollout.temperature": (0.01, None),
     "rollout.top_p": (0.01, 1),
     "rollout.reserve_prompts": (0, None),
-    "rollout.samples_per_block": (1, None),
+    "rollout.samples_per_block": (0, None),
     "engine.count": (1, None),
     "engine.tensor_parallel_size": (1, None),
     "engine.num_gpus": (-1, None),
@@ -162,10 +162,10 @@ def check_plan(config: Config) -> None:
         raise ValueError(
             "grade.graders is required and empty; add one, e.g. grade.graders: [{path: graders.math:MathGrader}]"
         )
-    if rollout.n % rollout.samples_per_block:
+    if rollout.samples_per_block and rollout.n % rollout.samples_per_block:
         raise ValueError(
             f"rollout.samples_per_block={rollout.samples_per_block} does not divide rollout.n={rollout.n}; "
-            "a block holds samples of one prompt: use a divisor of rollout.n"
+            "a block holds samples of one prompt: use a divisor of rollout.n, or 0 for all of them"
         )
     if config.eval.n > 1 and config.eval.temperature == 0:
         raise ValueError(

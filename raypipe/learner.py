@@ -145,7 +145,8 @@ class Learner:
 
     def trainee(self, module: Policy | Critic, lr: float, grad_clip: float) -> Trainee:
         train, dtype = self.config.train, compute_dtype(self.config.model.dtype, self.device)
-        module = shard(module, self.device, self.world, dtype, train.reshard_after_forward)
+        reshard = train.reshard_after_forward and self.world > 1  # alone a rank holds all anyway
+        module = shard(module, self.device, self.world, dtype, reshard)
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
             parameters, lr=lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay

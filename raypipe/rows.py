@@ -45,7 +45,8 @@ With a Score stage (algorithms with a critic, a KL, or recomputed log-probs) als
     scoring          "[{\"scorer\": \"scorer-values-0\", \"start\": ..., \"end\": ...}]"   JSON, one entry a scorer
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -91,6 +92,12 @@ SCORE_COLUMNS = {
     "scoring": pa.string(),
 }
 
+# What grading reads of a row, besides the length of its response; token ids and log-probs stay out of the way.
+GRADE_READS = (
+    "sample_id", "iteration", "group_id", "group_size", "member", "purpose", "data_source", "prompt_text",
+    "ground_truth", "extra_info", "response_text", "finish_reason", "generate_error",
+)  # fmt: skip
+
 GRADE_STATUSES = ("ok", "abstain", "error", "timeout", "crash")
 FINISH_REASONS = ("stop", "length", "failed")
 
@@ -100,6 +107,11 @@ def check_columns(table: pa.Table, required: Iterable[str], stage: str) -> None:
     missing = [name for name in required if name not in table.column_names]
     if missing:
         raise ValueError(f"{stage} reads the columns {missing}, which its input lacks; it got {table.column_names}")
+
+
+def to_grade(row: Mapping[str, Any], plan: str) -> dict[str, Any]:
+    """What grading reads of a generated row of `plan`."""
+    return {name: row[name] for name in GRADE_READS} | {"response_length": len(row["response_ids"]), "plan": plan}
 
 
 def add_columns(table: pa.Table, values: list[dict], columns: dict[str, pa.DataType]) -> pa.Table:

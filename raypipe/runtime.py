@@ -208,7 +208,6 @@ class Runtime:
             ended = not self.learner.is_alive()
             records = ray.get(self.server.take_reports.remote(iteration, 0.0 if ended else POLL_S))
             if records is not None:
-                self.actors.dispatcher.forget.remote(iteration)
                 return records
             if ended:
                 raise RuntimeError(f"the learner ended in iteration {iteration}") from self.failure

@@ -27,9 +27,9 @@ from raypipe.runtime import ResidentActors, sampling_settings
 
 Row = dict[str, Any]
 
-# What a block costs Ray grows with the blocks of its plan. More samples than this travel by whole groups, and more
-# blocks in several plans, two at a time, so that one fills the tail of the other.
-BLOCKS_PER_PLAN = 256
+# A plan has all its blocks in work at once. More prompts than this are sampled in several plans, two at a time, so that
+# one fills the tail of the other.
+PROMPTS_PER_PLAN = 256
 PLANS_AT_ONCE = 2
 PROGRESS_S = 0.5
 KEPT = [
@@ -70,11 +70,10 @@ def sample_prompts(
     """
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # the executor runs in this process
     workers = dataclasses.replace(actors.workers, sampling=sampling_settings(config))
-    grain = 1 if len(prompts) * n <= BLOCKS_PER_PLAN else n
     blocks = [
         block
         for group_id, prompt in enumerate(prompts)
-        for block in group_blocks(Group(number, group_id, prompt, purpose, n, 0), grain, config.run.seed)
+        for block in group_blocks(Group(number, group_id, prompt, purpose, n, 0), n, config.run.seed)
     ]
     actors.wait_for_engines()
     console = Console(1, config.log.quiet, stages=("generated", "graded"))
@@ -82,25 +81,27 @@ def sample_prompts(
     before = actors.counts()
 
     def run(first: int) -> list[Row]:
-        name = f"{config.run.name}.{purpose}.{number:06d}.{first // BLOCKS_PER_PLAN}"
-        plan = build_plan(name, blocks[first : first + BLOCKS_PER_PLAN], workers)
-        batches = plan.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
-        return [row for batch in batches for row in _slim(batch)]
-
-    with ThreadPoolExecutor(PLANS_AT_ONCE) as pool:
+        name = f"{config.run.name}.{purpose}.{number:06d}.{first // PROMPTS_PER_PLAN}"
+        plan = build_plan(name, blocks[first : first + PROMPTS_PER_PLAN], workers)
         try:
-            plans = [pool.submit(run, first) for first in range(0, len(blocks), BLOCKS_PER_PLAN)]
-            waiting: set[Future[list[Row]]] = set(plans)
-            while waiting:
-                done, waiting = wait(waiting, PROGRESS_S, return_when=FIRST_EXCEPTION)
-                for plan in done:
-                    plan.result()  # raises what the plan raised
-                for stage, count in actors.counts().items():
-                    console.progress(stage, count - before.get(stage, 0))
+            batches = plan.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+            return [row for batch in batches for row in _slim(batch)]
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            console.close()
-    actors.dispatcher.forget.remote(number)
+            actors.dispatcher.forget.remote(name)
+
+    pool = ThreadPoolExecutor(PLANS_AT_ONCE)
+    try:
+        plans = [pool.submit(run, first) for first in range(0, len(blocks), PROMPTS_PER_PLAN)]
+        waiting: set[Future[list[Row]]] = set(plans)
+        while waiting:
+            done, waiting = wait(waiting, PROGRESS_S, return_when=FIRST_EXCEPTION)
+            for plan in done:
+                plan.result()  # raises what the plan raised
+            for stage, count in actors.counts().items():
+                console.progress(stage, count - before.get(stage, 0))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # a plan that still runs ends with its actors
+        console.close()
     return sorted((row for plan in plans for row in plan.result()), key=lambda row: (row["group_id"], row["member"]))
 
 

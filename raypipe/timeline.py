@@ -222,7 +222,7 @@ def _raise(stage: str, found: Sequence[Span], width: int, needed: int) -> str:
     """Which setting makes `needed` calls run at the same time instead of `width`. Lanes of graders are called
     <host>/<process>, and <host>/loop for async ones."""
     if stage != "Grade":
-        return f"raise the number of scorers from {width} to about {needed}"
+        return f"raise scorer.count from {width} to about {needed}"
     lanes = {span.lane for span in found if span.stage == "Grade"}
     waited = seconds((span.start, span.end) for span in found if span.stage == "Grade" and span.lane.endswith("/loop"))
     if waited > 0.5 * seconds((span.start, span.end) for span in found if span.stage == "Grade"):

@@ -19,9 +19,9 @@ from raypipe.grading.results import Grade, Reply, combine, valid_entries
 def sample(index, response="", group=None, size=1, **columns):
     group = index if group is None else group
     return {
-        "sample_id": f"0/{group}/{index}", "iteration": 0, "group_id": group, "group_size": size, "data_source": "test",
-        "prompt_text": "?", "response_length": 7, "response_text": response, "ground_truth": "1",
-        "extra_info": "{}", **columns,
+        "sample_id": f"0/{group}/{index}", "plan": "plan-0", "iteration": 0, "group_id": group, "group_size": size,
+        "data_source": "test", "prompt_text": "?", "response_length": 7, "response_text": response,
+        "ground_truth": "1", "extra_info": "{}", **columns,
     }  # fmt: skip
 
 
@@ -469,12 +469,32 @@ def test_a_failed_group_call_marks_its_members_alone():
     run(test)
 
 
-def test_forgetting_an_iteration_ends_the_wait_for_members_that_will_not_come():
+def test_a_member_that_is_generated_anew_has_its_group_called_again():
+    async def test():
+        slot = HandSlot(rule=lambda texts: Reply("ok", [{"score": float(text), "values": {}} for text in texts]))
+        queue = queue_of(slot, graders=[{"path": "g:G", "scope": "group"}])
+        # Before the group's call it takes the place of the member it was.
+        tasks = submit(queue, sample(0, "1", group=1, size=2))
+        await settle()
+        tasks += submit(queue, sample(0, "2", group=1, size=2), sample(1, "3", group=1, size=2))
+        await asyncio.gather(*tasks)
+        assert slot.calls == [["2", "3"]]
+        # After it, the others keep the grades that they have.
+        (again,) = submit(queue, sample(1, "4", group=1, size=2))
+        assert (await again)["score"] == 4.0
+        assert slot.calls[1:] == [["2", "4"]]
+        queue.forget("plan-0")
+        assert not queue.groups
+
+    run(test)
+
+
+def test_forgetting_a_plan_ends_the_wait_for_members_that_will_not_come():
     async def test():
         queue = queue_of(HandSlot(), graders=[{"path": "g:G", "scope": "group"}])
-        tasks = submit(queue, sample(0, group=1, size=2), sample(1, group=1, size=2, iteration=1))
+        tasks = submit(queue, sample(0, group=1, size=2), sample(1, group=1, size=2, plan="plan-1"))
         await settle()
-        queue.forget(0)
+        queue.forget("plan-0")
         await settle()
         assert [task.done() for task in tasks] == [True, False]
         assert "only 1 members of its group arrived" in tasks[0].result()["grades"]

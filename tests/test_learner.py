@@ -23,6 +23,7 @@ from raypipe.config import (
     RunConfig,
     TrainConfig,
 )
+from raypipe.metrics import METRICS, legend
 from raypipe.modeling import learning_rate, load_policy
 
 
@@ -170,6 +171,13 @@ def test_recipes_are_the_same_streamed_on_two_ranks_and_all_at_once(model, one_r
         assert last.keys() == others.keys()
         for metric in last.keys() - {"train/padding_frac"}:  # which depends on the micro-batches
             assert others[metric] == pytest.approx(last[metric], rel=2e-3, abs=1e-5), metric
+
+
+def test_every_metric_has_a_legend_and_every_legend_a_metric(one_rank):
+    found = {name for job in RECIPES for metrics in one_rank[job]["metrics"] for name in metrics}
+    assert [name for name in found if legend(name) is None] == []
+    of_learner = [name for name in METRICS if name.split("/")[0] in ("policy", "critic", "ref", "mismatch", "train")]
+    assert [name for name in of_learner if "<" not in name and name not in found] == []
 
 
 def test_recipes_differ(one_rank):
