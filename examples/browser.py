@@ -7,6 +7,7 @@ went wrong in it (exceptions, console errors, refusals of its Content-Security-P
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import time
@@ -83,6 +84,7 @@ class Browser:
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self.buffer:
+            assert select.select([self.read_end], [], [], DEADLINE_S)[0], f"chromium says nothing for {DEADLINE_S} s"
             part = os.read(self.read_end, 1 << 20)
             assert part, "chromium has ended"
             self.buffer += part
