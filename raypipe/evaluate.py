@@ -65,18 +65,12 @@ def check_evaluation(config: Config) -> None:
 
 def run(config: Config, out: Path) -> dict[str, Any]:
     """Evaluates on a Ray of its own and writes the results to `out`; returns the summary."""
-    import ray
-
     from raypipe.preflight import preflight_sampling
-    from raypipe.runtime import ResidentActors, start_ray
+    from raypipe.sampling import resident_actors
 
     prompts, demands = preflight_sampling(config, config.data.val_files)
-    start_ray(config, sum(demand.count * demand.cpus for demand in demands))
-    try:
-        with ResidentActors(config, demands) as actors:
-            return evaluate(config, prompts.prompts, actors, out)
-    finally:
-        ray.shutdown()
+    with resident_actors(config, demands) as actors:
+        return evaluate(config, prompts.prompts, actors, out)
 
 
 def evaluate(config: Config, prompts: Sequence[Any], actors: Any, out: Path, number: int = 0) -> dict[str, Any]:

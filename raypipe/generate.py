@@ -77,18 +77,12 @@ def check_keep(keep: str) -> float | None:
 
 def run(config: Config, out: Path, keep: str) -> None:
     """Generates on a Ray of its own and writes what is kept to `out`."""
-    import ray
-
     from raypipe.preflight import preflight_sampling
-    from raypipe.runtime import ResidentActors, start_ray
+    from raypipe.sampling import resident_actors
 
     prompts, demands = preflight_sampling(config, config.data.train_files)
-    start_ray(config, sum(demand.count * demand.cpus for demand in demands))
-    try:
-        with ResidentActors(config, demands) as actors:
-            generate(config, prompts.prompts, actors, out, keep)
-    finally:
-        ray.shutdown()
+    with resident_actors(config, demands) as actors:
+        generate(config, prompts.prompts, actors, out, keep)
 
 
 def generate(config: Config, prompts: Sequence[Any], actors: Any, out: Path, keep: str, number: int = 0) -> None:

@@ -9,21 +9,25 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import ray
 
 from raypipe.config import Config
 from raypipe.console import Console
 from raypipe.pipeline import build_plan
 from raypipe.plans import Group, group_blocks
 from raypipe.prompts import Prompt
+from raypipe.resources import Demand
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS
-from raypipe.runtime import ResidentActors, sampling_settings
+from raypipe.runtime import ResidentActors, sampling_settings, start_ray
 
 Row = dict[str, Any]
 
@@ -55,6 +59,19 @@ FILE_COLUMNS = {
     "prompt_length": pa.int64(),
     "response_length": pa.int64(),
 }
+
+
+@contextmanager
+def resident_actors(config: Config, demands: Sequence[Demand]) -> Iterator[ResidentActors]:
+    """Engines and graders on a Ray of their own, or on the cluster of `RAY_ADDRESS`."""
+    # Plans run in this process, where Ray's C++ part would otherwise write to the screen about Ray Data's own actors.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    start_ray(config, sum(demand.count * demand.cpus for demand in demands))
+    try:
+        with ResidentActors(config, demands) as actors:
+            yield actors
+    finally:
+        ray.shutdown()
 
 
 def sample_prompts(
