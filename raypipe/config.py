@@ -213,13 +213,20 @@ class CheckpointConfig:
 @dataclass(frozen=True)
 class EvalConfig:
     every: int = key(0, "iterations between passes over data.val_files; 0: only before the first and after the last")
+    n: int = key(1, "samples of each held-out prompt")
     temperature: float = key(0.0, "sampling temperature of the held-out pass; 0: greedy")
+    top_p: float = key(1.0, "nucleus sampling bound of the held-out pass")
+    max_response_length: int = key(0, "longest held-out response in tokens; 0: rollout.max_response_length")
+    pass_score: float = key(1.0, "score from which a sample passes, for pass@k and maj@k of raypipe.evaluate")
 
 
 @dataclass(frozen=True)
 class LogConfig:
     timelines: list[int] = key([1, 2], "iterations whose timeline is drawn, besides the last")
     samples: int = key(4, "best and worst samples that are saved each iteration")
+    loggers: list[str] = key(
+        ["tensorboard", "prometheus"], "other places where metrics go: tensorboard, prometheus, wandb"
+    )
     quiet: bool = key(False, "no progress inside an iteration")
     workers: bool = key(False, "also print what Ray's worker processes print; it is in Ray's session folder anyway")
     dashboard: bool = key(True, "start Ray's dashboard on this machine, at 127.0.0.1")
@@ -255,6 +262,11 @@ def importance(config: Config) -> str:
     if config.algorithm.tis != "auto":
         return config.algorithm.tis
     return "token" if config.pipeline.max_staleness and old_logprobs(config) != "engine" else "off"
+
+
+def heldout_response_length(config: Config) -> int:
+    """Longest response in tokens of a held-out sample."""
+    return config.eval.max_response_length or config.rollout.max_response_length
 
 
 def scorer_roles(config: Config) -> tuple[str, ...]:

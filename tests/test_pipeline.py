@@ -27,7 +27,7 @@ from raypipe.config import (
     RunConfig,
     TrainConfig,
 )
-from raypipe.plans import iteration_blocks, reserve_order, sample_seed
+from raypipe.plans import iteration_blocks, iteration_size, reserve_order, sample_seed
 from raypipe.prompts import Prompt, PromptOrder
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, check_columns
 from raypipe.scripted import scripted_run
@@ -123,6 +123,16 @@ def test_the_reserve_has_an_order_of_its_own():
     assert [row["group_id"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
     ordinary = [row for block in blocks_of(plain, 0) for row in block.to_pylist()]
     assert [row["prompt_id"] for row in rows[:6]] == [row["prompt_id"] for row in ordinary]
+
+
+def test_each_held_out_prompt_is_sampled_eval_n_times():
+    config = config_for("x")
+    config = Config(**{**vars(config), "eval": EvalConfig(n=3, temperature=1.0)})
+    rows = [row for block in blocks_of(config, 0, PROMPTS[:2]) for row in block.to_pylist()]
+    held = [row for row in rows if row["purpose"] == "heldout"]
+    assert [row["member"] for row in held] == [0, 1, 2] * 2 and {row["group_size"] for row in held} == {3}
+    assert len({row["seed"] for row in held}) == 6 and len({row["group_id"] for row in rows}) == 4 + 2
+    assert iteration_size(config, 0, 2) == len(rows)
 
 
 def test_a_stage_names_the_column_that_is_missing():
