@@ -43,7 +43,8 @@ def cpu_seconds() -> float:
 
 async def measure(way: Way, texts: Sequence[str], arrival_s: float) -> dict[str, Any]:
     """Lets the samples arrive at random over `arrival_s` and tells when they were graded."""
-    arrivals = sorted(random.Random(0).uniform(0, arrival_s) for _ in texts)
+    seeded = random.Random(0)
+    arrivals = sorted(seeded.uniform(0, arrival_s) for _ in texts)
     await way.start()
     cpu, start = cpu_seconds(), time.perf_counter()
 
