@@ -153,7 +153,7 @@ def to_block(rows: Rows) -> Any:
     return pa.table({name: pa.array([row[name] for row in complete], dtype) for name, dtype in columns.items()})
 
 
-def grade_rows(config: Config, rows: Rows) -> Rows:
+def grade_rows(config: Config, rows: Rows, per_block: int = SAMPLES_PER_BLOCK) -> Rows:
     """`rows` with their GRADE_COLUMNS, in the same order, graded by the plan's Grade stage on a Ray of its own."""
     import ray
 
@@ -172,8 +172,7 @@ def grade_rows(config: Config, rows: Rows) -> Rows:
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, ValueError) else error from None
         workers = Workers([], "grade/grade-dispatcher", grader_actors(config), {})
-        size = SAMPLES_PER_BLOCK
-        blocks = [to_block(rows[first : first + size]) for first in range(0, len(rows), size)]
+        blocks = [to_block(rows[first : first + per_block]) for first in range(0, len(rows), per_block)]
         found: dict[str, dict[str, Any]] = {}
         console.start_iteration(0, len(rows))
         for batch in build_grading_plan("grade", blocks, workers).iter_batches(
