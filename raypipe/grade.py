@@ -122,6 +122,7 @@ def read(options: argparse.Namespace) -> Rows:
             {
                 "sample_id": example.prompt_id,
                 "data_source": example.data_source,
+                "prompt": json.dumps(example.prompt),
                 "prompt_text": prompt,
                 "response_text": text,
                 "ground_truth": example.ground_truth,
@@ -141,6 +142,7 @@ def to_block(rows: Rows) -> Any:
     from raypipe.rows import GENERATE_COLUMNS, PROMPT_COLUMNS
 
     fill: dict[str, Any] = {
+        "prompt": '""',
         "purpose": "train",
         "prompt_id": "",
         "generate_error": "",

@@ -125,6 +125,7 @@ def iteration_blocks(
                 "prompt_id": [prompt.prompt_id] * grain,
                 "min_version": [iteration if purpose == "heldout" else min_version] * grain,
                 "data_source": [prompt.data_source] * grain,
+                "prompt": [prompt.prompt] * grain,
                 "prompt_text": [prompt.text] * grain,
                 "prompt_ids": [prompt.ids] * grain,
                 "ground_truth": [prompt.ground_truth] * grain,

@@ -14,6 +14,7 @@ from rich.table import Table
 from raypipe import resources
 from raypipe.adapters import find_grader
 from raypipe.config import Config, grader_name
+from raypipe.grading.queue import check_data_sources
 from raypipe.prompts import PromptSet, load_prompts
 from raypipe.resources import Demand, Machine
 
@@ -63,7 +64,7 @@ class Inputs:
 
 
 def preflight(config: Config) -> Inputs:
-    """Checks files, model folder and graders, reads the prompts and compares the resource plan with the machine."""
+    """Checks files, model folder and graders, reads the prompts, of which each needs a grader, and compares the resource plan with the machine."""
     for i, grader in enumerate(config.grade.graders):
         try:
             find_grader(grader.path)
@@ -78,6 +79,8 @@ def preflight(config: Config) -> Inputs:
     tokenizer = load_tokenizer(config.model.path)
     train = load_prompts(config.data.train_files, config.data, tokenizer, "")
     heldout = load_prompts(config.data.val_files, config.data, tokenizer, "") if config.data.val_files else None
+    used = [*train.prompts, *(heldout.prompts if heldout else ())]
+    check_data_sources(config.grade.graders, {prompt.data_source for prompt in used})
     machine = resources.find_machine()
     asked = resources.demands(config, machine)
     return Inputs(train, heldout, machine, asked, resources.missing(asked, machine))

@@ -20,8 +20,8 @@ def sample(index, response="", group=None, size=1, **columns):
     group = index if group is None else group
     return {
         "sample_id": f"0/{group}/{index}", "iteration": 0, "group_id": group, "group_size": size, "data_source": "test",
-        "prompt_text": "?", "response_length": 7, "response_text": response, "ground_truth": "1",
-        "extra_info": "{}", **columns,
+        "prompt": '"?"', "prompt_text": "<?>", "response_text": response, "response_ids": [7] * 7,
+        "response_length": 7, "ground_truth": "1", "extra_info": "{}", **columns,
     }  # fmt: skip
 
 
@@ -658,15 +658,15 @@ def test_entries_that_no_honest_process_sends_are_not_valid(entries):
 
 def test_a_grader_gets_lists_with_the_prompt_unless_the_data_has_its_own():
     rows = [
-        ["gsm8k", "42", '"42"', '{"index": 3}', {"prompt": "what?", "response_length": 2}],
-        ["gsm8k", "7", "", '{"prompt": "mine"}', {"prompt": "what?", "response_length": 1}],
+        ["gsm8k", "42", '"42"', '{"index": 3}', '[{"role": "user", "content": "what?"}]', {"response_length": 2}],
+        ["gsm8k", "7", "", '{"prompt": "mine"}', '"what?"', {"response_length": 1}],
     ]
     assert child.arguments(rows) == {
         "data_sources": ["gsm8k", "gsm8k"],
         "solution_strs": ["42", "7"],
         "ground_truths": ["42", None],
         "extra_infos": [
-            {"prompt": "what?", "response_length": 2, "index": 3},
+            {"prompt": [{"role": "user", "content": "what?"}], "response_length": 2, "index": 3},
             {"prompt": "mine", "response_length": 1},
         ],
     }

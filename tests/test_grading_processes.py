@@ -51,7 +51,9 @@ def test_a_grader_is_called_with_the_contract_in_a_process_with_one_thread_a_lib
     del seen["pid"]
     assert seen == {
         "data_source": "gsm8k", "solution_str": "6*7 = 42", "ground_truth": "42", "unit": "marks", "batch": 1,
-        "extra_info": {"prompt": "?", "response_length": 7, "index": 3},
+        "extra_info": {
+            "prompt": "?", "prompt_text": "<?>", "response_ids": [7] * 7, "response_length": 7, "index": 3,
+        },
     }  # fmt: skip
 
 
@@ -194,11 +196,12 @@ PARENT = """
 import asyncio, sys
 from raypipe.grading.namespaces import permitted_namespaces
 from raypipe.grading.pool import GradingPool
+from raypipe.grading.queue import SEEN
 
 async def main():
     pool = GradingPool([{"path": sys.argv[1]}], namespaces=sys.argv[2] == "True")
     await pool.start()
-    row = dict.fromkeys(["data_source", "ground_truth", "extra_info", "prompt_text", "response_length"], "")
+    row = dict.fromkeys(SEEN, "") | {"prompt": "null"}
     row["response_text"] = "hang_with_daemons"
     task = asyncio.create_task(pool.grade(row))
     await asyncio.sleep(0.5)

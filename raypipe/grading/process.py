@@ -175,7 +175,8 @@ class GraderProcess:
                 row["response_text"],
                 row["ground_truth"],
                 row["extra_info"],
-                {"prompt": row["prompt_text"], "response_length": row["response_length"]},
+                row["prompt"],
+                {name: row[name] for name in ("prompt_text", "response_ids", "response_length")},
             ]
             for row in samples
         ]

@@ -11,10 +11,10 @@ import ray
 
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, add_columns, check_columns
 
-# What a grader may see; token ids and log-probs stay out of the way.
+# What a grader may see; log-probs and the prompt's tokens stay out of the way.
 READS = (
-    "sample_id", "iteration", "group_id", "group_size", "member", "purpose", "data_source", "prompt_text",
-    "ground_truth", "extra_info", "response_text", "finish_reason", "generate_error",
+    "sample_id", "iteration", "group_id", "group_size", "member", "purpose", "data_source", "prompt",
+    "prompt_text", "ground_truth", "extra_info", "response_text", "response_ids", "finish_reason", "generate_error",
 )  # fmt: skip
 
 
