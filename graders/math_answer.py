@@ -15,9 +15,14 @@ from graders.math_expression import Expression, Unreadable
 
 MAX_DEPTH = 12
 RELATIONS = "=<>≤≥≠≈∈"
-_NONE = "(?:there (?:is|are) )?no(?: real| integer)? solutions?(?: exists?)?|(?:the )?empty set"
+_NONE = "(?:there (?:is|are) )?no(?: real| integer)? solutions?(?: exists?)?|(?:the )?empty set|none"
+_MISSING = "DNE|(?:(?:it|the limit) )?does not exist"
 _ALL = "(?:the )?(?:set of )?all (?:reals|real numbers)"
-_DENIAL = re.compile(r"\b(?:not|no|never|cannot|isn't|wrong|ignore)\b", re.IGNORECASE)
+_DENIAL = re.compile(
+    r"\b(?:not|no|none|never|neither|nor|cannot|isn't|wrong|false|ignore|any|anything|whatever|accept\w*|grad(?:er|ing)|key|"
+    r"credit)\b",
+    re.IGNORECASE,
+)
 _UNIT_WORD = "“(?!(?:or|and|to)”)[^”]*”"
 
 
@@ -140,15 +145,22 @@ def _readings(text: str, depth: int) -> Iterator[Answer]:
             return
     if re.fullmatch(rf"∅|❴\s*❵|“(?:{_NONE})”", text, re.IGNORECASE):
         yield Words("∅")
+    if re.fullmatch(f"“(?:{_MISSING})”", text, re.IGNORECASE):
+        yield Words("dne")
     if re.fullmatch(rf"ℝ|“(?:{_ALL})”", text, re.IGNORECASE):
         yield Words("ℝ")
+
+
+def says(sentence: str, word: str) -> bool:
+    """Whether a sentence, as words_of gives it, ends by naming the word: "the triangle is isosceles"."""
+    return sentence.endswith(f" is {word}") and not _DENIAL.search(sentence) and " or " not in sentence
 
 
 def words_of(text: str) -> str:
     """The text as words to be compared: no case, no punctuation round words, no lead-in such as "the answer is"."""
     plain = re.sub(r"[“”\s]+", " ", text).strip(" .,;:!?'\"")
     if re.fullmatch(r"[^\W\d_]{2,}(?:[ .,'\-()]+\w+)*", plain.strip("()")):
-        plain = re.sub(r"[.,'()]|(?<=\s)\s", "", plain.casefold())
+        plain = re.sub(r"[.,'()]|(?<=\s)\s", "", plain.casefold().replace("-", " "))
         plain = re.sub(r"^(?:so )?(?:the |my )?(?:final |correct )?(?:answer|option|choice)(?: is| :)? ", "", plain)
         return re.sub(r"^(?:the|an?|it is|its) (?=\w)", "", plain)
     plain = plain.strip("() ") if re.fullmatch(r"\W*\w\W*", plain) else plain
@@ -270,6 +282,7 @@ def _bracketed(text: str, depth: int) -> Iterator[Answer]:
 
 
 def _plus_minus(text: str, depth: int) -> Iterator[Answer]:
+    text = text if "±" in text else text.replace("∓", "±")  # one sign alone names both values
     if text.count("±") == 1 and "∓" not in text:
         yield Listing((read(text.replace("±", "+").lstrip("+ "), depth), read(text.replace("±", "-"), depth)))
 

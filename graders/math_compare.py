@@ -24,6 +24,7 @@ from graders.math_answer import (
     Scalar,
     Words,
     read,
+    says,
 )
 from graders.math_expression import Expression, Unreadable
 from graders.math_number import Number
@@ -59,7 +60,9 @@ def _match(key: Answer, answer: Answer) -> bool:
         return _ratios(key, answer)
     if isinstance(key, Based) or isinstance(answer, Based):
         return _based(key, answer)
-    return isinstance(key, Words) and isinstance(answer, Words) and bool(key.text) and key.text == answer.text
+    if not (isinstance(key, Words) and isinstance(answer, Words) and key.text):
+        return False
+    return key.text == answer.text or says(answer.text, key.text)
 
 
 def _choices(key: Answer, answer: Answer) -> bool:
@@ -75,6 +78,10 @@ def _scalars(key: Scalar, answer: Scalar) -> bool:
         return False
     if not key.expression.tokens or not answer.expression.tokens:  # infinity
         return key.expression.text == answer.expression.text
+    for one, other in ((key, answer), (answer, key)):
+        if one.unit == "°" and not other.unit and "π" in other.expression.text:
+            radians = math_expression.parse(f"({one.expression.text})°")
+            return math_expression.equal(radians, other.expression)
     if key.percent == answer.percent:
         return _same_letter(key.expression, answer.expression) or math_expression.equal(
             key.expression, answer.expression

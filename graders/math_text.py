@@ -45,13 +45,15 @@ _COMMANDS = {
 
 _FONTS = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|cal|normal)|mbox|hbox|bm|boldsymbol|emph"
-    r"|operatorname\*?)\s*\{([^{}]*)\}"
+    r"|operatorname\*?)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
 _MATRIX = re.compile(r"\\(begin|end)\s*\{[pbB]?(?:small)?(?:matrix|array)\}(?:\s*\{[lcr| ]*\})?")
 _REMOVED = re.compile(
     r"\\(?:begin|end)\s*\{(?:aligned|align\*?|equation\*?|gathered|gather\*?)\}|\\(?:left|right)\s*\."
     r"|\\(?:h?phantom|vphantom|tag|label|color)\s*\{[^{}]*\}|\\textcolor\s*\{[^{}]*\}|&(?=\s*=)"
 )
+_INFIX = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)\\(over|choose)(?![a-zA-Z])((?:[^{}]|\{[^{}]*\})*)\}")
+_INFIX_NAMES = {"over": "frac", "choose": "binom"}
 _SETS = re.compile(r"\\mathbb\s*(?:\{\s*([RZQNC])\s*\}|([RZQNC])(?![A-Za-z]))")
 _THIN = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!,|\\!\s*,\\!|\\[,;: ]|~|\\!)(?=\d{3}(?!\d))")
 _ANY_COMMAND = re.compile(r"\\(?:([A-Za-z]+)\*?|(.))", re.DOTALL)
@@ -88,6 +90,11 @@ def normalise(text: str) -> str:
     """The answer in plain notation; empty if nothing is there. Takes time linear in the length."""
     text = _plain_characters(text).strip().strip("*")
     text = re.sub(r"\{\s*\\(?:rm|bf|it|sf|tt)\b([^{}]*)\}", r"\\text{\1}", text)
+    for _ in range(4):  # {{1\over 2}\over 3}
+        text, changes = _INFIX.subn(lambda m: f"\\{_INFIX_NAMES[m[2]]}{{{m[1]}}}{{{m[3]}}}", text)
+        if not changes:
+            break
+    text = re.sub(r"\\not\s*=", r"\\neq ", text)
     text = _delimiters(text)
     text = _MATRIX.sub(lambda match: "⟬" if match[1] == "begin" else "⟭", text)
     text = _SETS.sub(lambda match: {"R": "ℝ", "Z": "ℤ", "Q": "ℚ", "N": "ℕ", "C": "ℂ"}[match[1] or match[2]], text)
