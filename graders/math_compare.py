@@ -24,10 +24,10 @@ from graders.math_answer import (
     Scalar,
     Words,
     read,
-    says,
 )
 from graders.math_expression import Expression, Unreadable
 from graders.math_number import Number
+from graders.math_words import says
 
 MAX_PAIRS = 4_000  # comparisons of two lists, item by item
 
