@@ -91,7 +91,7 @@ def _interval(answer: Bracket) -> Region | None:
 
 
 def _inequality(answer: Relation) -> Region | None:
-    """Only what is solved: a variable, or its absolute value, between constants. 2x > 6 is a question, not an answer."""
+    """Only what is solved: a variable, or its absolute value, between constants. 2x > 6 is a question, no answer."""
     try:
         bounds = [_bound(side) for side in answer.sides]
     except Unreadable:

@@ -64,7 +64,8 @@ class Inputs:
 
 
 def preflight(config: Config) -> Inputs:
-    """Checks files, model folder and graders, reads the prompts, of which each needs a grader, and compares the resource plan with the machine."""
+    """Checks files, model folder and graders, reads the prompts, of which each needs a grader, and compares the
+    resource plan with the machine."""
     for i, grader in enumerate(config.grade.graders):
         try:
             find_grader(grader.path)

@@ -62,9 +62,9 @@ class GradeQueue:
         """Grades one sample by every grader of its data source.
 
         Args:
-            sample: `sample_id` and the columns SEEN (`prompt`, `ground_truth` and `extra_info` as JSON); for group graders also
-                `iteration`, `purpose`, `group_id` and `group_size`; where generation may fail also `finish_reason`
-                and `generate_error`.
+            sample: `sample_id` and the columns SEEN (`prompt`, `ground_truth` and `extra_info` as JSON); for group
+                graders also `iteration`, `purpose`, `group_id` and `group_size`; where generation may fail also
+                `finish_reason` and `generate_error`.
 
         Returns:
             its GRADE_COLUMNS. A sample whose generation failed is called by no grader: status `error`.
