@@ -51,15 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = config_for(options)
+        sizes = _sizes(options.compare_batches)
+        out = _out_file(options.out)
         rows = read(options)
-        if options.out and Path(options.out).suffix not in (".parquet", ".jsonl"):
-            raise ValueError(f"--out {options.out}: the name must end in .parquet or .jsonl")
         graded = grade_rows(config, rows)
         report(graded)
-        if options.compare_batches:
-            compare(config, rows, [int(size) for size in options.compare_batches.split(",")])
-        if options.out:
-            write(Path(options.out), graded)
+        if out:
+            write(out, graded)
+        compare(config, rows, sizes)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -90,10 +89,31 @@ def config_for(options: argparse.Namespace) -> Config:
 
 
 def _mapping(option: str, text: str) -> dict[str, Any]:
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = None
     if not isinstance(value, dict):
-        raise ValueError(f"{option} {text!r} must be a mapping, e.g. {{name: value}}")
+        raise ValueError(f"{option} {text!r} must be a mapping in YAML or JSON, e.g. {{name: value}}")
     return value
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = text.split(",") if text else []
+    if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
+        raise ValueError(f"--compare-batches {text!r} must be numbers of samples from 1, e.g. 1,4,16")
+    return [int(size) for size in sizes]
+
+
+def _out_file(name: str | None) -> Path | None:
+    if not name:
+        return None
+    path = Path(name)
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise ValueError(f"--out {name}: the name must end in .parquet or .jsonl")
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {name}: there is no folder {path.parent}; make it first")
+    return path
 
 
 def read(options: argparse.Namespace) -> Rows:

@@ -26,9 +26,9 @@ def grade(response, key):
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['id']}-{case['kind']}" for case in CASES])
 def test_case(case):
-    started = time.monotonic()
+    started = time.process_time()
     assert grade(case["response"], case["ground_truth"]) == case["score"], case["why"]
-    assert time.monotonic() - started < case.get("max_seconds", 10)
+    assert time.process_time() - started < case.get("max_seconds", 10)
 
 
 # Why, key, answers in a box that are right, answers in a box that are wrong.
@@ -272,9 +272,9 @@ FRAGMENTS = (
 def test_repetition_takes_linear_time(fragment):
     for count in (300, 9_000 // len(fragment), 50_000 // len(fragment)):
         for frame in ("%s", "\\boxed{%s}", "The answer is %s", "x %s 7"):
-            started = time.monotonic()
+            started = time.process_time()
             assert grade(frame.replace("%s", fragment * count), "5.5") == 0.0
-            assert time.monotonic() - started < 8
+            assert time.process_time() - started < 8
 
 
 @settings(max_examples=300, deadline=None)

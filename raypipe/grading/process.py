@@ -56,12 +56,12 @@ class GraderProcess:
         self.opening = asyncio.create_task(self._open())
 
     @classmethod
-    def start(cls, limits: Limits) -> "GraderProcess":
-        """A new interpreter, with no grader loaded."""
+    def start(cls, limits: Limits, siblings: int) -> "GraderProcess":
+        """A new interpreter, with no grader loaded, for one of so many processes that run calls at the same time."""
         (data, data_end), (control, control_end) = socket.socketpair(), socket.socketpair()
         fds = (data_end.fileno(), control_end.fileno())
         root = str(Path(__file__).parents[2])
-        environment = os.environ | ENVIRONMENT
+        environment = os.environ | ENVIRONMENT | {"RAYPIPE_GRADER_PROCESSES": str(siblings)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-P", "-m", "raypipe.grading.child", *map(str, fds), json.dumps(asdict(limits))]
         keeper = subprocess.Popen(command, env=environment, pass_fds=fds, start_new_session=True)
