@@ -250,7 +250,7 @@ def compare(config: Config, rows: Rows, sizes: list[int]) -> None:
         graders = [dataclasses.replace(grader, max_batch=size) for grader in config.grade.graders]
         pool = GradingPool(graders, config.grade.processes, config.grade.memory_mb)
         await pool.start()
-        samples = to_block(rows).to_pylist()
+        samples = [row | {"response_length": 0} for row in to_block(rows).to_pylist()]
         await asyncio.gather(*(pool.grade(sample | {"iteration": -1}) for sample in samples[: config.grade.processes]))
         begin = time.perf_counter()
         await asyncio.gather(*map(pool.grade, samples))

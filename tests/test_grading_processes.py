@@ -44,6 +44,15 @@ def values(row):
     return entry["values"]
 
 
+def test_tokens_that_nobody_has_counted_are_left_out(pool_of):
+    bench = pool_of(grader("Seen"))
+    for response, known in (("text", False), ("", True)):
+        seen = values(*bench.grade(response, response_ids=[], response_length=0))
+        assert set(seen["extra_info"]) == {"prompt", "prompt_text"} | (
+            {"response_ids", "response_length"} if known else set()
+        )
+
+
 def test_a_grader_is_called_with_the_contract_in_a_process_with_one_thread_a_library(pool_of):
     bench = pool_of(grader("Seen", kwargs={"unit": "marks"}))
     seen = values(*bench.grade("6*7 = 42", data_source="gsm8k", ground_truth='"42"', extra_info='{"index": 3}'))

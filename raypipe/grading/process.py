@@ -169,17 +169,8 @@ class GraderProcess:
 
     async def call(self, grader: int, samples: Sequence[Sample], limit_s: float, grace_s: float = 0.0) -> Reply:
         """Calls a grader within `limit_s`. The process is killed `grace_s` later, if it has not obeyed by itself."""
-        rows = [
-            [
-                row["data_source"],
-                row["response_text"],
-                row["ground_truth"],
-                row["extra_info"],
-                row["prompt"],
-                {name: row[name] for name in ("prompt_text", "response_ids", "response_length")},
-            ]
-            for row in samples
-        ]
+        names = ("data_source", "response_text", "ground_truth", "extra_info", "prompt")
+        rows = [[*(row[name] for name in names), told(row)] for row in samples]
         start, had_ended = time.perf_counter(), self.ended.is_set()
         message = {"op": "call", "grader": grader, "samples": rows, "timeout_s": limit_s}
         try:
@@ -200,6 +191,13 @@ class GraderProcess:
         self.kill(f"was stopped: it sent {str(answer)[:200]}")
         await self.ended.wait()
         return Reply("crash", [], f"its process {self.report}", time.perf_counter() - start, ended=True)
+
+
+def told(row: Sample) -> Message:
+    """What extra_infos hold besides the data's own. A text without tokens is one whose tokens nobody has counted."""
+    if row["response_text"] and not row["response_ids"]:
+        return {"prompt_text": row["prompt_text"]}
+    return {name: row[name] for name in ("prompt_text", "response_ids", "response_length")}
 
 
 def last_words(output: str) -> str:
