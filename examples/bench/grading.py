@@ -21,12 +21,15 @@ import logging
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grading_ways
 from grading_ways import PROCESSES, Barrier, PerSample, Raypipe, Verl, Way, processes
+
+ROUNDS = 3  # where the ways are near to each other
 
 
 def cpu_seconds() -> float:
@@ -65,6 +68,19 @@ async def measure(way: Way, texts: Sequence[str], arrival_s: float) -> dict[str,
     }
     await way.close()
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()}
+
+
+async def _measure_all(ways: dict[str, Way], samples: int, arrival_s: float) -> dict[str, dict[str, Any]]:
+    return {name: await measure(way, ["fine"] * samples, arrival_s) for name, way in ways.items()}
+
+
+def measure_rounds(rounds: int, ways: Callable[[], dict[str, Way]], samples: int, arrival_s: float) -> dict[str, Any]:
+    """Each way once a round, so that whatever else the machine does meets all alike: the round with the median time."""
+    results = [asyncio.run(_measure_all(ways(), samples, arrival_s)) for _ in range(rounds)]
+    return {
+        name: sorted((result[name] for result in results), key=lambda row: row["after_last_s"])[rounds // 2]
+        for name in results[0]
+    }
 
 
 def ways(grader: str, samples: int, quick: bool, verl: bool) -> dict[str, Way]:
@@ -157,11 +173,10 @@ def main() -> None:
     results["plan"] = [through_plan(blocks * size, size) for blocks, size in ((500, 1), (250, 8))]
     verl = has_verl()
     for grader in ("cpu", "economy", "waits"):
-        results[grader] = {
-            name: asyncio.run(measure(way, ["fine"] * args.samples, args.arrival))
-            for name, way in ways(grader, args.samples, args.quick, verl).items()
-        }
-        show(f"{grader}: {args.samples} samples over {args.arrival:g} s", results[grader])
+        rounds = ROUNDS if grader == "cpu" else 1
+        makers = partial(ways, grader, args.samples, args.quick, verl)
+        results[grader] = measure_rounds(rounds, makers, args.samples, args.arrival)
+        show(f"{grader}: {args.samples} samples over {args.arrival:g} s, median of {rounds}", results[grader])
     results["faults"] = asyncio.run(faults(args.samples, args.arrival, args.timeout))
     show(f"one hang and one crash, timeout_s {args.timeout:g}", results["faults"])
     print(f"\ninstant grader: {results['instant']['samples_per_s']} samples/s")
