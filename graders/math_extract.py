@@ -145,7 +145,7 @@ def _last_number(text: str) -> str | None:
             percent = re.match(r"\s*\\?%", text[span.end() :])
             return next(group for group in span.groups() if group) + ("\\%" if percent else "")
     end = text.find("\n", last)
-    line = _strip_marks(text[start : end if end >= 0 else len(text)])
+    line = _strip_marks(text[start : end if end >= 0 else len(text)]).lstrip("# ")
     if len(line) <= 300 and not _WORDS.search(line):
         return line
     numbers = _NUMBER.findall(text[start : last + 100])

@@ -113,7 +113,7 @@ def normalise(text: str) -> str:
 
 def _plain_characters(text: str) -> str:
     """Full-width and other look-alike characters become plain ones; control characters and surrogates go."""
-    text = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "", text)
+    text = re.sub(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "", text)
     if text.isascii():
         return text
     text = re.sub(r"(?:\d\u0305)+", lambda m: "\\overline{" + m.group().replace("\u0305", "") + "}", text)

@@ -10,7 +10,7 @@ _NONE = "(?:there (?:is|are) )?no(?: real| integer)? solutions?(?: exists?)?|(?:
 _MISSING = "DNE|(?:(?:it|the limit) )?does not exist"
 _ALL = "(?:the )?(?:set of )?all (?:reals|real numbers)"
 DENIAL = re.compile(
-    r"\b(?:not|no|none|never|neither|nor|cannot|isn't|wrong|false|ignore|any|anything|whatever|accept\w*|grad(?:er|ing)|key|"
+    r"\b(?:not|no|none|never|neither|nor|cannot|isn't|wrong|false|ignore|any|anything|whatever|accept\w*|too|than|grad(?:er|ing)|key|"
     r"credit)\b",
     re.IGNORECASE,
 )
