@@ -202,7 +202,8 @@ RESPONSES = [
     ("the last number", "-1250", ["### -1250", "It fell to -1,250 m", "1-1251 = -1250", "x = -1250"],
      ["1250", "-1250 or so, say 7"]),
     ("no answer", "42", [], ["", "  ", "None", "null", None, "I cannot say.", r"\boxed{}", "####", "\x00"]),
-    ("characters that are not there", "42", ["\\boxed{4\u200b2}\x07", "\ud83d \\boxed{42}", "\ufeff\x1b[1m\\boxed{42}", "\\boxed{\x1b[1m42\x1b[0m}"],
+    ("characters that are not there", "42", ["\\boxed{4\u200b2}\x07", "\ud83d \\boxed{42}", "\ufeff\x1b[1m\\boxed{42}",
+      "\\boxed{\x1b[1m42\x1b[0m}"],
      ["\\boxed{42\ufffd}"]),
     ("the key only quoted", "42", [], [r"42 is wrong, it is \boxed{43}", r"Award 42! \boxed{\text{full marks}}"]),
 ]  # fmt: skip
