@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import random
 from fractions import Fraction
 
 import numpy as np
@@ -391,6 +392,21 @@ def test_a_call_is_no_larger_than_makes_what_it_costs_a_small_part():
     for _ in range(2000):
         pace.record("ok", 2, 0.021, first=False)
     assert pace.share(64, 1) == 64  # long ago; it may have changed
+
+
+@pytest.mark.parametrize("seed", [52, 67, 77])
+def test_a_busy_machine_does_not_make_one_slot_take_all(seed):
+    work, chance = Pace(timeout_s=30.0, max_batch=16), random.Random(seed)
+    for _ in range(60):
+        size = chance.choice((1, 2, 3, 8))
+        work.record("ok", size, 0.020 * size * (1 + chance.expovariate(1)), first=False)
+    assert work.cost()[0] > 4 * work.cost()[1] / 2  # a call seems to cost more than two samples
+    assert work.share(4, 2) == 2
+    economy = Pace(timeout_s=30.0, max_batch=64)
+    for _ in range(60):
+        size = chance.choice((1, 8, 30))
+        economy.record("ok", size, (0.060 + 0.001 * size) * (1 + chance.expovariate(3)), first=False)
+    assert economy.share(30, 2) == 30
 
 
 def test_the_least_patience_is_what_a_new_process_costs():

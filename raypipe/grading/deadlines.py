@@ -36,7 +36,7 @@ class Pace:
         self.first_seconds = 0.0
         self.patience_s = LEAST_PATIENCE_S
         # Faded sums over calls of n samples and t seconds, for the least squares fit of t = a + b * n.
-        self.calls = self.n = self.t = self.nn = self.nt = 0.0
+        self.calls = self.n = self.t = self.nn = self.nt = self.tt = 0.0
 
     def record(self, status: str, samples: int, seconds: float, first: bool) -> None:
         """Learns from a call. `first` of this grader in its process: it may have loaded what later calls reuse."""
@@ -44,9 +44,9 @@ class Pace:
             self.first_seconds = max(self.first_seconds, seconds)
         elif status == "ok":
             self.seconds.append(seconds)
-            terms = (1.0, samples, seconds, samples * samples, samples * seconds)
-            sums = (self.calls, self.n, self.t, self.nn, self.nt)
-            self.calls, self.n, self.t, self.nn, self.nt = (
+            terms = (1.0, samples, seconds, samples * samples, samples * seconds, seconds * seconds)
+            sums = (self.calls, self.n, self.t, self.nn, self.nt, self.tt)
+            self.calls, self.n, self.t, self.nn, self.nt, self.tt = (
                 FADE * total + term for total, term in zip(sums, terms, strict=True)
             )
         elif status == "timeout" and samples > 1:
@@ -72,6 +72,15 @@ class Pace:
         b = min(max((self.nt - self.n * self.t / self.calls) / spread, 0.0), self.t / self.n)
         return (self.t - b * self.n) / self.calls, b
 
+    def sure_cost(self) -> float:
+        """What a call costs itself at least: a less two standard errors. A busy machine makes a look larger."""
+        a, b = self.cost()
+        if not self.spread or self.calls <= 2.0:
+            return 0.0
+        squares = self.tt - 2 * (a * self.t + b * self.nt) + a * a * self.calls + b * (2 * a * self.n + b * self.nn)
+        variance = max(0.0, squares) / (self.calls - 2.0) * self.nn / (self.calls * self.spread)
+        return max(0.0, a - 2 * math.sqrt(variance))
+
     def share(self, waiting: int, slots: int) -> int:
         """How many of so many waiting samples a free slot takes: at most what lasts half of `timeout_s`.
 
@@ -80,7 +89,8 @@ class Pace:
         if not self.calls and not self.first_seconds:
             return 1
         a, b = self.cost()
-        parts = slots if a == 0.0 else min(slots, max(1, int(b * waiting / a)))
+        sure = self.sure_cost()
+        parts = slots if sure == 0.0 else min(slots, max(1, int(b * waiting / sure)))
         most = self.max_batch if not self.n else min(self.max_batch, int(self.timeout_s / 2 * self.n / self.t))
         if self.spread and b:
             most = min(most, math.ceil(LONG_ENOUGH * a / b))
