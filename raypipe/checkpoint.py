@@ -1,79 +1,98 @@
-"""Checkpoints: the state to go on from, and the policy in Hugging Face form.
+"""Checkpoints: the state to go on from, and the models in Hugging Face form.
 
-In: a sharded policy and its optimizer. Out: `checkpoints/step_N/` with `hf/` (loads with `from_pretrained` and in vLLM)
-and `state/` (torch distributed checkpoint; loads on any number of ranks). A checkpoint is written under a temporary
-name and renamed when whole, so that a folder called step_N is never half a checkpoint; older ones are deleted last.
+In: a learner. Out: `checkpoints/step_N/` with `hf/` (the policy; loads with `from_pretrained` and in vLLM), `critic/`
+and `adapter/` where there are any, and `state/` (torch distributed checkpoint; loads on any number of ranks). A
+checkpoint is written under a temporary name and renamed when whole, so that a folder called step_N is never half a
+checkpoint; older ones are deleted last.
 """
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
-from torch.optim import Optimizer
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from raypipe.modeling import Policy
+from raypipe.lora import save_adapters
+from raypipe.weights import iterate_full_parameters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from raypipe.learner import Learner
 
 
-def save(folder: Path, iteration: int, policy: Policy, optimizer: Optimizer, source: str, keep_last: int) -> Path:
-    """Writes `folder/step_{iteration}`; all ranks call it. `iteration` iterations have been trained.
-
-    Args:
-        source: the model folder the run started from; its tokenizer is copied beside the weights.
-        keep_last: how many checkpoints remain afterwards.
-    """
+def save(folder: Path, iteration: int, learner: "Learner") -> Path:
+    """Writes `folder/step_{iteration}`; all ranks call it. `iteration` iterations have been trained."""
+    config = learner.config
     target, partial = folder / f"step_{iteration}", folder / f".step_{iteration}.partial"
-    if dist.get_rank() == 0:
+    writes = dist.get_rank() == 0
+    if writes:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
-    model_state, optimizer_state = get_state_dict(policy, optimizer)
-    dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=partial / "state")
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights: dict[str, Any] = get_model_state_dict(policy.model, options=options)
-    if dist.get_rank() == 0:
-        export(partial / "hf", policy, weights, source)
-        (partial / "progress.json").write_text(json.dumps({"iteration": iteration}))
+    dcp.save(state_of(learner), checkpoint_id=partial / "state")
+    export(partial / "hf", learner.policy.module.model, config.model.path, config.model.path, writes)
+    if learner.critic:
+        source = config.critic.path or config.model.path
+        export(partial / "critic", learner.critic.module.model, source, config.model.path, writes)
+    if config.model.lora_rank:
+        save_adapters(learner.policy.module.model, partial / "adapter", config.model, writes)
+    if writes:
+        (partial / "progress.json").write_text(json.dumps({"iteration": iteration, "kl_coef": learner.kl_coef}))
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
-        for old in steps(folder)[:-keep_last]:
+        for old in steps(folder)[: -config.checkpoint.keep_last]:
             shutil.rmtree(old)
     dist.barrier()
     return target
 
 
-def export(target: Path, policy: Policy, weights: dict[str, torch.Tensor], source: str) -> None:
-    """Saves full weights in the dtype of the model they came from, with config and tokenizer."""
+def state_of(learner: "Learner") -> dict[str, Any]:
+    """Models and optimizers as DCP takes them."""
+    found = {"policy": learner.policy, **({"critic": learner.critic} if learner.critic else {})}
+    parts = {name: get_state_dict(trainee.module, trainee.optimizer) for name, trainee in found.items()}
+    return {name: {"model": model, "optimizer": optimizer} for name, (model, optimizer) in parts.items()}
+
+
+def export(target: Path, model: "PreTrainedModel", source: str, tokenizer: str, write: bool) -> None:
+    """Saves whole weights, LoRA merged, in the dtype of the model in `source`, with config and tokenizer.
+
+    All ranks call it, one of them with `write`; it alone holds the weights, on CPU.
+    """
     from transformers import AutoTokenizer
 
     config = json.loads((Path(source) / "config.json").read_text())
     dtype = getattr(torch, config.get("dtype") or config.get("torch_dtype") or "float32")
-    weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
-    policy.model.save_pretrained(target, state_dict=weights)
-    AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=True).save_pretrained(target)
+    weights: dict[str, torch.Tensor] = {}
+    for name, tensor in iterate_full_parameters(model):
+        if write:
+            weights[name] = tensor.to("cpu", dtype, copy=True).contiguous()
+    if write:
+        model.save_pretrained(target, state_dict=weights)
+        AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False, local_files_only=True).save_pretrained(target)
 
 
-def load(folder: Path, policy: Policy, optimizer: Optimizer) -> int:
-    """Restores the newest checkpoint into `policy` and `optimizer` in place; all ranks call it.
+def load(folder: Path, learner: "Learner") -> int:
+    """Restores the newest checkpoint into the learner; all ranks call it.
 
     Returns the iterations trained so far: 0, and nothing restored, where there is no checkpoint.
     """
     trained = trained_iterations(folder)
     if not trained:
         return 0
-    model_state, optimizer_state = get_state_dict(policy, optimizer)
-    state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
-    dcp.load(state, checkpoint_id=steps(folder)[-1] / "state")
-    set_state_dict(policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    newest, state = steps(folder)[-1], state_of(learner)
+    dcp.load(state, checkpoint_id=newest / "state")
+    for name, part in state.items():
+        trainee = learner.policy if name == "policy" else learner.critic
+        assert trainee is not None
+        set_state_dict(
+            trainee.module, trainee.optimizer, model_state_dict=part["model"], optim_state_dict=part["optimizer"]
+        )
+    learner.kl_coef = json.loads((newest / "progress.json").read_text())["kl_coef"]
     return trained
 
 

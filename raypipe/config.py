@@ -37,6 +37,9 @@ class ModelConfig:
     dtype: str = key("auto", "parameters in compute: auto (bfloat16 on GPU, float32 on CPU) | float32 | bfloat16")
     attention: str = key("sdpa", "attention of the learner: sdpa | eager | flash_attention_2")
     activation_checkpointing: bool = key(False, "recompute activations in the backward pass: less memory, more time")
+    lora_rank: int = key(0, "rank of LoRA adapters, which are then all that is trained; 0: train all weights")
+    lora_alpha: float = key(32.0, "LoRA scale: adapters are multiplied by lora_alpha / lora_rank")
+    lora_targets: list[str] = key(["all-linear"], "names of the layers with adapters; all-linear: all but the head")
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,12 @@ class RolloutConfig:
     temperature: float = key(1.0, "sampling temperature, also applied to the learner's log-probs")
     top_p: float = key(1.0, "nucleus sampling bound; below 1 the learner's log-probs differ from the engine's")
     stop: list[str] = key([], "strings that end a response, kept in it")
-    samples_per_block: int = key(1, "samples of one prompt that travel together, 1 to rollout.n: the streaming grain")
+    reserve_prompts: int = key(
+        0, "dynamic sampling: further prompts an iteration that may replace those whose samples all have one score"
+    )
+    samples_per_block: int = key(
+        0, "samples of one prompt that travel to the learner together, 1 to rollout.n; 0: all; grading never waits"
+    )
 
 
 @dataclass(frozen=True)
@@ -108,11 +116,57 @@ class GradeConfig:
 
 @dataclass(frozen=True)
 class AlgorithmConfig:
-    adv_estimator: str = key("grpo", "advantage: grpo | dr_grpo | rloo | reinforce_pp | reinforce_pp_baseline")
-    gamma: float = key(1.0, "discount per token in [0, 1], for reinforce_pp")
-    clip_low: float = key(0.2, "PPO clip: ratio is bounded below by 1 - clip_low")
-    clip_high: float = key(0.2, "PPO clip: ratio is bounded above by 1 + clip_high")
+    adv_estimator: str = key("grpo", "advantage: gae | grpo | dr_grpo | rloo | reinforce_pp | reinforce_pp_baseline")
+    gamma: float = key(1.0, "discount per token in [0, 1], for gae and reinforce_pp")
+    lam: float = key(1.0, "lambda of gae in [0, 1]: 1 trusts the rewards alone, 0 the critic's next value")
+    whiten: str = key(
+        "auto", "advantages to mean 0, variance 1 over: none | mini_batch | iteration; auto: as the estimator's paper"
+    )
+    policy_loss: str = key("ppo_clip", "ppo_clip | gspo (a ratio a sequence) | cispo (clipped ratio as a weight)")
+    clip_low: float = key(0.2, "clip: ratio is bounded below by 1 - clip_low")
+    clip_high: float = key(0.2, "clip: ratio is bounded above by 1 + clip_high")
+    dual_clip: float = key(
+        0.0, "ppo_clip: with a negative advantage the loss is at most dual_clip * -A; 0: off, else > 1"
+    )
     loss_agg: str = key("token_mean", "mean over: token_mean | seq_mean_token_sum | seq_mean_token_mean | dr_grpo")
+    entropy_coef: float = key(0.0, "weight of the entropy bonus in the loss")
+    kl_coef: float = key(0.0, "weight of the KL from the reference, the model of model.path; 0: no reference is loaded")
+    kl_in: str = key("loss", "where the KL counts: loss | reward")
+    kl_estimator: str = key("k3", "estimate of the KL: k1 | k2 | k3 | abs; k1 in the loss regularises nothing")
+    kl_target: float = key(0.0, "KL per token, in nats, that kl_coef is steered towards; 0: kl_coef stays as it is")
+    kl_horizon: float = key(10000.0, "samples over which kl_coef changes by a factor of e^0.2 at most")
+    old_logprobs: str = key(
+        "engine",
+        "log-probs that the ratio starts from: engine (as sampled) | scorer (recomputed in the Score stage by a copy "
+        "of the policy) | learner (recomputed before the first optimizer step)",
+    )
+    tis: str = key(
+        "off", "truncated importance weights old / engine: off | token | sequence; needs recomputed old_logprobs"
+    )
+    tis_cap: float = key(2.0, "largest such weight")
+    seq_ratio_low: float = key(
+        0.0, "drop sequences whose mean ratio old / engine is lower; needs recomputed old_logprobs; 0: off"
+    )
+    seq_ratio_high: float = key(0.0, "drop sequences whose mean ratio old / engine is higher, likewise; 0: off")
+    token_ratio_low: float = key(0.0, "drop sequences with a single ratio old / engine below this, likewise; 0: off")
+    mask_truncated: bool = key(False, "leave responses cut at rollout.max_response_length out of the loss")
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    path: str = key("", "folder of the critic's initial weights; empty: model.path, with a value head of zeros")
+    lr: float = key(1e-5, "peak learning rate of the critic's AdamW; schedule and betas as the policy's")
+    grad_clip: float = key(1.0, "largest norm of the critic's gradient")
+    warmup: int = key(0, "first iterations in which the critic learns alone")
+    value_clip: float = key(0.5, "a value moves at most this far from the one that was scored, in the loss; 0: off")
+
+
+@dataclass(frozen=True)
+class ScorerConfig:
+    count: int = key(1, "scorers of each kind that the algorithm needs: reference, policy at rollout, critic")
+    num_gpus: float = key(-1.0, "GPUs that each scorer reserves; -1: 1 where there are GPUs, else 0")
+    num_cpus: float = key(1.0, "CPUs that each scorer reserves")
+    micro_batch_tokens: int = key(16384, "tokens (prompt and response) of one forward pass")
 
 
 @dataclass(frozen=True)
@@ -130,7 +184,11 @@ class TrainConfig:
     mini_batches: int = key(1, "optimizer steps an iteration and epoch; divides data.train_batch_size")
     epochs: int = key(1, "passes over an iteration's samples")
     micro_batch_tokens: int = key(8192, "tokens (prompt and response) of one forward and backward pass")
+    stream: bool = key(True, "train on samples while others are still made, where the algorithm allows it")
     threads: int = key(0, "torch threads of a rank on CPU; 0: cpus_per_rank")
+    reshard_after_forward: bool = key(
+        True, "free gathered weights between forward and backward: less memory, more traffic"
+    )
 
 
 @dataclass(frozen=True)
@@ -171,11 +229,24 @@ class Config:
     engine: EngineConfig = section(EngineConfig)
     grade: GradeConfig = section(GradeConfig)
     algorithm: AlgorithmConfig = section(AlgorithmConfig)
+    critic: CriticConfig = section(CriticConfig)
+    scorer: ScorerConfig = section(ScorerConfig)
     train: TrainConfig = section(TrainConfig)
     pipeline: PipelineConfig = section(PipelineConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     eval: EvalConfig = section(EvalConfig)
     log: LogConfig = section(LogConfig)
+
+
+def scorer_roles(config: Config) -> tuple[str, ...]:
+    """The models that score samples after grading, by what they add to a row; empty: the plan has no Score stage."""
+    algorithm = config.algorithm
+    needed = {
+        "ref_logprobs": algorithm.kl_coef > 0,
+        "old_logprobs": algorithm.old_logprobs == "scorer",
+        "values": algorithm.adv_estimator == "gae",
+    }
+    return tuple(role for role, is_needed in needed.items() if is_needed)
 
 
 def grader_name(grader: GraderConfig) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raypipe.config import Config, GraderConfig, grader_actors, grader_name
+from raypipe.config import Config, GraderConfig, grader_actors, grader_name, scorer_roles
 
 CHOICES = {
     "run.resume": ("never", "auto"),
@@ -21,20 +21,29 @@ CHOICES = {
     "engine.dtype": ("auto", "float32", "bfloat16"),
     "engine.weight_transfer": ("auto", "nccl", "object_store"),
     "grade.graders.scope": ("sample", "group"),
-    "algorithm.adv_estimator": ("grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"),
+    "algorithm.adv_estimator": ("gae", "grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"),
+    "algorithm.whiten": ("auto", "none", "mini_batch", "iteration"),
+    "algorithm.policy_loss": ("ppo_clip", "gspo", "cispo"),
+    "algorithm.kl_in": ("loss", "reward"),
+    "algorithm.kl_estimator": ("k1", "k2", "k3", "abs"),
+    "algorithm.old_logprobs": ("engine", "scorer", "learner"),
+    "algorithm.tis": ("off", "token", "sequence"),
     "algorithm.loss_agg": ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "dr_grpo"),
     "train.lr_schedule": ("constant", "linear", "cosine"),
 }
 # Inclusive bounds; the name of a bound that is left out is None.
 BOUNDS = {
     "run.iterations": (1, None),
+    "model.lora_rank": (0, None),
+    "model.lora_alpha": (0, None),
     "data.train_batch_size": (1, None),
     "data.max_prompt_length": (1, None),
     "rollout.n": (1, None),
     "rollout.max_response_length": (1, None),
     "rollout.temperature": (0.01, None),
     "rollout.top_p": (0.01, 1),
-    "rollout.samples_per_block": (1, None),
+    "rollout.reserve_prompts": (0, None),
+    "rollout.samples_per_block": (0, None),
     "engine.count": (1, None),
     "engine.tensor_parallel_size": (1, None),
     "engine.num_gpus": (-1, None),
@@ -52,8 +61,26 @@ BOUNDS = {
     "grade.async_rate": (0, None),
     "grade.retries": (0, None),
     "algorithm.gamma": (0, 1),
+    "algorithm.lam": (0, 1),
     "algorithm.clip_low": (0, 1),
     "algorithm.clip_high": (0, None),
+    "algorithm.dual_clip": (0, None),
+    "algorithm.entropy_coef": (0, None),
+    "algorithm.kl_coef": (0, None),
+    "algorithm.kl_target": (0, None),
+    "algorithm.kl_horizon": (1, None),
+    "algorithm.tis_cap": (0, None),
+    "algorithm.seq_ratio_low": (0, 1),
+    "algorithm.seq_ratio_high": (0, None),
+    "algorithm.token_ratio_low": (0, 1),
+    "critic.lr": (0, None),
+    "critic.grad_clip": (0, None),
+    "critic.warmup": (0, None),
+    "critic.value_clip": (0, None),
+    "scorer.count": (1, None),
+    "scorer.num_gpus": (-1, None),
+    "scorer.num_cpus": (0, None),
+    "scorer.micro_batch_tokens": (1, None),
     "train.ranks": (1, None),
     "train.gpus_per_rank": (-1, None),
     "train.cpus_per_rank": (0, None),
@@ -113,10 +140,10 @@ def check_across(config: Config) -> None:
             f"rollout.n={rollout.n} with algorithm.adv_estimator={algorithm.adv_estimator}: a group of one has no "
             "baseline and gives no learning signal; set rollout.n to 2 or more, or use reinforce_pp"
         )
-    if rollout.n % rollout.samples_per_block:
+    if rollout.samples_per_block and rollout.n % rollout.samples_per_block:
         raise ValueError(
             f"rollout.samples_per_block={rollout.samples_per_block} does not divide rollout.n={rollout.n}; "
-            "a block holds samples of one prompt: use a divisor of rollout.n"
+            "a block holds samples of one prompt: use a divisor of rollout.n, or 0 for all of them"
         )
     if data.train_batch_size % train.mini_batches:
         raise ValueError(
@@ -129,6 +156,7 @@ def check_across(config: Config) -> None:
             f"train.micro_batch_tokens={train.micro_batch_tokens} is below the longest sample, data.max_prompt_length "
             f"+ rollout.max_response_length = {longest}; raise it to at least {longest}"
         )
+    check_algorithm(config)
     check_names(config.grade.graders)
     for name in map(grader_name, config.grade.graders):
         if name in RESERVED_GRADER_NAMES:
@@ -144,6 +172,56 @@ def check_across(config: Config) -> None:
     if config.run.name != Path(config.run.name).name or config.run.name.startswith("."):
         raise ValueError(
             f"run.name={config.run.name!r} must be a plain folder name; use run.dir for the folder above it"
+        )
+
+
+def check_algorithm(config: Config) -> None:
+    """Raises ValueError at the first setting of the algorithm that lacks what it builds on."""
+    algorithm = config.algorithm
+    if 0 < algorithm.dual_clip <= 1:
+        raise ValueError(f"algorithm.dual_clip={algorithm.dual_clip:g} must be above 1 (3 is usual), or 0 for off")
+    if algorithm.old_logprobs == "engine":
+        corrections = {
+            "tis": algorithm.tis != "off",
+            "seq_ratio_low": algorithm.seq_ratio_low > 0,
+            "seq_ratio_high": algorithm.seq_ratio_high > 0,
+            "token_ratio_low": algorithm.token_ratio_low > 0,
+        }
+        for name, used in corrections.items():
+            if used:
+                raise ValueError(
+                    f"algorithm.{name}={getattr(algorithm, name)!r} compares recomputed log-probs with the "
+                    "engine's, but algorithm.old_logprobs=engine takes the engine's; set algorithm.old_logprobs to "
+                    "scorer or learner"
+                )
+    if 0 < algorithm.seq_ratio_high < 1:
+        raise ValueError(f"algorithm.seq_ratio_high={algorithm.seq_ratio_high:g} must be above 1, or 0 for off")
+    if algorithm.kl_in == "loss" and algorithm.kl_coef > 0 and algorithm.kl_estimator == "k1":
+        raise ValueError(
+            "algorithm.kl_estimator=k1 with algorithm.kl_in=loss: its gradient has mean 0 and regularises nothing; use "
+            "k2 or k3, or kl_in=reward"
+        )
+    if algorithm.kl_target > 0 and algorithm.kl_coef == 0:
+        raise ValueError(
+            f"algorithm.kl_target={algorithm.kl_target:g} steers algorithm.kl_coef, which is 0 and would stay 0; set a "
+            "start value, e.g. algorithm.kl_coef=0.01"
+        )
+    if algorithm.adv_estimator != "gae" and (config.critic.path or config.critic.warmup):
+        name, value = ("path", config.critic.path) if config.critic.path else ("warmup", config.critic.warmup)
+        raise ValueError(
+            f"critic.{name}={value} with algorithm.adv_estimator={algorithm.adv_estimator}, which has no critic; use "
+            f"algorithm.adv_estimator=gae or leave critic.{name} out"
+        )
+    longest = config.data.max_prompt_length + config.rollout.max_response_length
+    if scorer_roles(config) and config.scorer.micro_batch_tokens < longest:
+        raise ValueError(
+            f"scorer.micro_batch_tokens={config.scorer.micro_batch_tokens} is below the longest sample, "
+            f"data.max_prompt_length + rollout.max_response_length = {longest}; raise it to at least {longest}"
+        )
+    if config.rollout.reserve_prompts and config.rollout.n < 2:
+        raise ValueError(
+            f"rollout.reserve_prompts={config.rollout.reserve_prompts} with rollout.n={config.rollout.n}: a single "
+            "sample always has one score, so every prompt would be replaced; set rollout.n to 2 or more"
         )
 
 

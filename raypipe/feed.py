@@ -1,13 +1,15 @@
 """The feed: one rank's rows, iteration after iteration, each plan opened ahead of its turn.
 
 In: split iterators from the plan server. Out: an iteration's rows as they arrive. A Ray Data plan takes seconds to
-start (processes, imports) and starts only when every rank opens its iterator, so a thread opens iteration k+1's while
-k's rows arrive; its requests wait at the engines' gate. The switch then costs milliseconds.
+start and starts only when every rank opens its iterator, so a thread opens iteration k+1's while k's rows arrive; its
+requests wait at the engines' gate. The switch then costs milliseconds. (The seconds are imports of Ray Data in three
+new processes, about 1 CPU-second each. None can be had warm: Ray gives an actor no process that has run anything.)
 """
 
+import contextlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
@@ -40,6 +42,31 @@ class Feed:
                 raise item
             yield item
         del self.queues[iteration]
+
+    def taker(self, iteration: int) -> Callable[[float], tuple[list[dict[str, Any]], bool]]:
+        """A function that returns the rows which have arrived, after a wait of at most its argument in seconds for one,
+        and whether none will follow. Raises whatever the plan raised."""
+
+        def take(seconds: float) -> tuple[list[dict[str, Any]], bool]:
+            rows: list[dict[str, Any]] = []
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    item = (
+                        self.queues[iteration].get(timeout=seconds)
+                        if seconds and not rows
+                        else (self.queues[iteration].get_nowait())
+                    )
+                    if item is _END:
+                        del self.queues[iteration]
+                        return rows, True
+                    if isinstance(item, BaseException):
+                        raise item
+                    rows += item
+            return rows, False
+
+        for soon in range(iteration, iteration + self.ahead):
+            self._open(soon)
+        return take
 
     def _open(self, iteration: int) -> None:
         with self.lock:

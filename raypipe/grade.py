@@ -245,12 +245,13 @@ def report(rows: Rows) -> None:
 def compare(config: Config, rows: Rows, sizes: list[int]) -> None:
     """Prints samples a second of the grader at each `max_batch`, all queued at once, after a first call to warm up."""
     from raypipe.grading.pool import GradingPool
+    from raypipe.rows import to_grade
 
     async def measure(size: int) -> float:
         graders = [dataclasses.replace(grader, max_batch=size) for grader in config.grade.graders]
         pool = GradingPool(graders, config.grade.processes, config.grade.memory_mb)
         await pool.start()
-        samples = [row | {"response_length": 0} for row in to_block(rows).to_pylist()]
+        samples = [to_grade(row, "") for row in to_block(rows).to_pylist()]
         await asyncio.gather(*(pool.grade(sample | {"iteration": -1}) for sample in samples[: config.grade.processes]))
         begin = time.perf_counter()
         await asyncio.gather(*map(pool.grade, samples))

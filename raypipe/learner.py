@@ -1,17 +1,17 @@
 """The learner: one Ray Train rank that turns graded rows into optimizer steps and new weights for the engines.
 
-In: its split of each iteration's rows. Out: policy updates, weights of version k+1 at the engines, and a record of what
-happened for the driver. Gradients of micro-batches and ranks are summed, with the denominator of the whole mini-batch
-in the loss, so the result does not depend on how rows were split. Every rank runs the same number of micro-batches; one
-with less to do runs some of weight zero, so that the collectives of FSDP always match.
+In: its split of each iteration's rows, as they arrive. Out: policy and critic updates, weights of version k+1 at the
+engines, and a record of what happened for the driver. Gradients of micro-batches and ranks are summed and divided
+once, at the optimizer step, by the count of the whole mini-batch, so the result does not depend on how rows were split
+or when they came. Every rank runs the same number of micro-batches; one with less to do runs some of weight zero, so
+that the collectives of FSDP always match.
 
 Shapes: B samples, T response tokens, N response tokens of a micro-batch.
 """
 
 import math
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from raypipe import checkpoint, losses
-from raypipe.batching import micro_batches, pack_batch, pad_batch, pad_tokens, padded_micro_batches
+from raypipe import checkpoint, losses, targets
+from raypipe.advantages import adaptive_kl
+from raypipe.batching import Batch, micro_batches, pack_batch, pad_batch, pad_tokens, padded_micro_batches
 from raypipe.config import Config
 from raypipe.feed import Feed
-from raypipe.modeling import compute_dtype, learning_rate, load_policy, shard
-from raypipe.targets import Rows, assign_advantages
+from raypipe.losses import Metrics
+from raypipe.modeling import Critic, Policy, compute_dtype, learning_rate, load_critic, load_policy, shard
+from raypipe.objectives import mismatch, policy_objective, value_objective
+from raypipe.streaming import Spans, Take, stream
+from raypipe.targets import Rows, Scored
 from raypipe.weights import WeightPublisher
 
 
@@ -35,36 +39,46 @@ def learn(job: dict[str, Any]) -> None:
     """The training function of every rank.
 
     Args:
-        job: config, folder (of the run), attempt, and the actor handles server (PlanServer) and engines.
+        job: config, folder (of the run), attempt, and actor handles: server (PlanServer), engines, and scorers, those
+            of each role.
     """
     config: Config = job["config"]
     rank = ray.train.get_context().get_world_rank()
     learner = Learner(config, ray.train.torch.get_device())
-    checkpoints = Path(job["folder"]) / "checkpoints"
-    start = checkpoint.load(checkpoints, learner.policy, learner.optimizer)
-    engines = job["engines"]
-    publisher = WeightPublisher()
+    folder = Path(job["folder"]) / "checkpoints"
+    start = checkpoint.load(folder, learner)
+    publish = publisher(learner, job["engines"], job["scorers"])
     if start:
-        publisher.publish(learner.policy.model, start, engines)
+        publish(start)
     feed = Feed(job["server"], rank, job["attempt"], config.run.iterations, config.pipeline.plans_ahead)
     for iteration in range(start, config.run.iterations):
         spans = Spans(rank)
-        with spans("wait for rows"):
-            rows = [row for block in feed.rows(iteration) for row in block]
-        with spans("train"):
-            record = learner.iterate(iteration, rows)
+        record = learner.iterate(iteration, feed.taker(iteration), spans)
         with spans("update weights"):
-            publisher.publish(learner.policy.model, iteration + 1, engines)
+            publish(iteration + 1)
         if is_checkpoint(config, iteration + 1):
             with spans("checkpoint"):
-                checkpoint.save(
-                    checkpoints, iteration + 1, learner.policy, learner.optimizer, config.model.path,
-                    config.checkpoint.keep_last,
-                )  # fmt: skip
+                checkpoint.save(folder, iteration + 1, learner)
         job["server"].report.remote(iteration, rank, {**record, "spans": spans.spans})
     # The last plan holds no more than held-out prompts, sampled with the final weights.
     rows = [row for block in feed.rows(config.run.iterations) for row in block]
     ray.get(job["server"].report.remote(config.run.iterations, rank, {"rows": rows, "metrics": {}, "spans": []}))
+
+
+def publisher(learner: "Learner", engines: list[Any], scorers: dict[str, list[Any]]) -> Callable[[int], None]:
+    """A function that brings a version of the weights to all that hold a copy; all ranks call it together."""
+    sources = [(learner.policy, engines)]
+    if "old_logprobs" in scorers:
+        sources.append((learner.policy, scorers["old_logprobs"]))
+    if learner.critic:
+        sources.append((learner.critic, scorers["values"]))
+    publishers = [(WeightPublisher(), trainee, receivers) for trainee, receivers in sources]
+
+    def publish(version: int) -> None:
+        for sender, trainee, receivers in publishers:
+            sender.publish(trainee.module.model, version, receivers)
+
+    return publish
 
 
 def is_checkpoint(config: Config, trained: int) -> bool:
@@ -72,18 +86,34 @@ def is_checkpoint(config: Config, trained: int) -> bool:
     return trained == config.run.iterations or (every > 0 and trained % every == 0)
 
 
-class Spans:
-    """Collects what a rank did when: `with spans("train"): ...`."""
+@dataclass
+class Trainee:
+    """A model that is trained, and how."""
 
-    def __init__(self, rank: int) -> None:
-        self.lane = f"learner-{rank}"
-        self.spans: list[dict[str, Any]] = []
+    module: Policy | Critic
+    optimizer: torch.optim.Optimizer
+    peak_lr: float
+    grad_clip: float
 
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.time()
-        yield
-        self.spans.append({"lane": self.lane, "name": name, "start": start, "end": time.time()})
+    def set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def step(self, denominator: int) -> float:
+        """One optimizer step with the accumulated gradient over `denominator`; returns its norm before clipping.
+
+        A gradient that is not finite, or of nothing at all, is not applied.
+        """
+        parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(max(1, denominator))
+        total = torch.nn.utils.clip_grad_norm_(parameters, self.grad_clip or math.inf)
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+        if math.isfinite(norm) and denominator:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
 
 
 class Learner:
@@ -93,111 +123,35 @@ class Learner:
     """
 
     def __init__(self, config: Config, device: torch.device):
-        self.config = config
+        self.config, self.device = config, device
         self.world = dist.get_world_size()
         # For small Python objects, also beside NCCL.
         self.control = dist.new_group(backend="gloo") if self.world > 1 else None
         torch.manual_seed(config.run.seed)
         if device.type == "cpu":
             torch.set_num_threads(config.train.threads or max(1, int(config.train.cpus_per_rank)))
-        model, train = config.model, config.train
-        policy = load_policy(model.path, model.attention, model.activation_checkpointing)
-        self.policy = shard(policy, device, self.world, compute_dtype(model.dtype, device))
-        self.optimizer = torch.optim.AdamW(
-            self.policy.parameters(), lr=train.lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay
-        )
+        train, critic = config.train, config.critic
+        self.policy = self.trainee(load_policy(config.model), train.lr, train.grad_clip)
+        self.critic: Trainee | None = None
+        if config.algorithm.adv_estimator == "gae":
+            module = load_critic(critic.path or config.model.path, config.model)
+            self.critic = self.trainee(module, critic.lr, critic.grad_clip)
+        self.kl_coef = config.algorithm.kl_coef
         # Variable-length attention reads packed samples without padding; the others would compute the whole square of
         # a packed row, so they get samples of like length side by side.
-        self.packed = model.attention == "flash_attention_2"
-        self.split = micro_batches if self.packed else padded_micro_batches
-        self.lay_out = (
-            (lambda rows: pack_batch(rows, device)) if self.packed else (lambda rows: pad_batch(rows, 0, device))
+        self.packed = config.model.attention == "flash_attention_2"
+        self.layout = micro_batches if self.packed else padded_micro_batches
+        self.streams = not targets.why_not_streaming(config)
+
+    def trainee(self, module: Policy | Critic, lr: float, grad_clip: float) -> Trainee:
+        train, dtype = self.config.train, compute_dtype(self.config.model.dtype, self.device)
+        reshard = train.reshard_after_forward and self.world > 1  # alone a rank holds all anyway
+        module = shard(module, self.device, self.world, dtype, reshard)
+        parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(
+            parameters, lr=lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay
         )
-
-    def iterate(self, iteration: int, rows: Rows) -> dict[str, Any]:
-        """Trains on an iteration's rows: epochs x mini-batches optimizer steps.
-
-        Returns the record for the driver: this rank's `rows` with their `advantage` (the mean over tokens), and
-        `metrics` (means over all ranks).
-        """
-        train = self.config.train
-        rows = sorted(rows, key=lambda row: row["sample_id"])  # the order of arrival must not matter
-        usable = assign_advantages(rows, self.config, self.gather)
-        lr = learning_rate(iteration, self.config.run.iterations, train.lr, train.lr_warmup, train.lr_schedule)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        parts, norms = [], []
-        self.largest_gap = 0.0
-        for epoch in range(train.epochs):
-            for mini in range(train.mini_batches):
-                chosen = [row for row in usable if self.mini_batch(row["group_id"]) == mini]
-                metrics, norm = self.step(chosen, untouched=epoch == mini == 0)
-                parts.append(metrics)
-                norms.append(norm)
-        for row in rows:
-            row["advantage"] = float(row.pop("advantages").mean()) if "advantages" in row else None
-        means = losses.mean_metrics(losses.add_metrics(self.gather(losses.add_metrics(parts))))
-        finite = [norm for norm in norms if math.isfinite(norm)]
-        means["mismatch/max"] = max(self.gather(self.largest_gap))
-        means |= {"lr": lr, "train/skipped_steps": len(norms) - len(finite)}
-        if finite:
-            means["grad_norm"] = sum(finite) / len(finite)
-        return {"rows": rows, "metrics": means}
-
-    def mini_batch(self, group_id: int) -> int:
-        """Which of the iteration's mini-batches a prompt belongs to: by its number, so the same on every rank."""
-        return group_id * self.config.train.mini_batches // self.config.data.train_batch_size
-
-    def step(self, rows: Rows, untouched: bool) -> tuple[losses.Metrics, float]:
-        """One optimizer step over this rank's part of a mini-batch; returns summed metrics and the gradient's norm.
-
-        A gradient that is not finite is not applied. `untouched`: the weights are those that engines sampled with.
-        """
-        lengths = [len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows]
-        batches = self.split(lengths, self.config.train.micro_batch_tokens)
-        by_tokens = self.config.algorithm.loss_agg == "token_mean"
-        own = sum(len(row["response_ids"]) for row in rows) if by_tokens else len(rows)
-        owns, counts = zip(*self.gather((own, len(batches))), strict=True)
-        parts: list[losses.Metrics] = []
-        for i in range(max(counts)):
-            micro = [rows[j] for j in batches[i]] if i < len(batches) else []
-            parts.append(self.micro_step(micro, sum(owns), untouched))
-        total = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.config.train.grad_clip or math.inf)
-        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
-        if math.isfinite(norm) and any(owns):
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return losses.add_metrics(parts), norm
-
-    def micro_step(self, rows: Rows, denominator: int, untouched: bool) -> losses.Metrics:
-        """Forward and backward of one micro-batch; without rows one of weight 0, to keep ranks in step."""
-        algorithm, rollout = self.config.algorithm, self.config.rollout
-        batch = self.lay_out([(row["prompt_ids"], row["response_ids"]) for row in rows] or [([0], [0])])
-        mask_BT = batch.response_mask_BT if rows else torch.zeros_like(batch.response_mask_BT)
-        logprobs_N, entropy_N = self.policy(batch, self.packed, rollout.temperature)
-        logprobs_BT = batch.unpack(logprobs_N)
-        weights_BT = losses.token_weights(mask_BT, algorithm.loss_agg, denominator, rollout.max_response_length)
-        if not rows:
-            losses.weighted_sum(logprobs_BT, weights_BT).backward()
-            return {}
-        engine_BT = pad_tokens([row["engine_logprobs"] for row in rows], batch)
-        advantages_BT = pad_tokens([row["advantages"] for row in rows], batch)
-        loss, metrics = losses.ppo_clip(
-            logprobs_BT, engine_BT, advantages_BT, mask_BT, weights_BT,
-            clip_low=algorithm.clip_low, clip_high=algorithm.clip_high,
-        )  # fmt: skip
-        loss.backward()
-        found = {f"policy/{name}": pair for name, pair in metrics.items()}
-        found["policy/kl"] = found.pop("policy/approx_kl")
-        found["policy/entropy"] = losses.tally(batch.unpack(entropy_N), mask_BT)
-        if untouched:
-            gap_BT = losses.log_ratio(engine_BT, logprobs_BT.detach(), mask_BT)
-            self.largest_gap = max(self.largest_gap, float(gap_BT.abs().max()))
-            found |= {
-                "mismatch/mean": losses.tally(gap_BT.abs(), mask_BT),
-                "mismatch/kl": losses.tally(losses.k3(gap_BT), mask_BT),  # of KL(engine || learner), per token
-            }
-        return {name: pair.cpu() for name, pair in found.items()}
+        return Trainee(module, optimizer, lr, grad_clip)
 
     def gather(self, value: Any) -> list[Any]:
         """`value` of every rank, in rank order."""
@@ -206,3 +160,223 @@ class Learner:
         values: list[Any] = [None] * self.world
         dist.all_gather_object(values, value, group=self.control)
         return values
+
+    # -- an iteration --------------------------------------------------------------------------------------------------
+
+    def iterate(self, iteration: int, take: Take, spans: Spans) -> dict[str, Any]:
+        """Trains on an iteration's rows: epochs x mini-batches optimizer steps, the first epoch as rows arrive.
+
+        Returns the record for the driver: this rank's `rows` with their `advantage` (the mean over tokens), and
+        `metrics` (means over all ranks).
+        """
+        self.begin(iteration)
+        if self.streams:
+            rows, trained = stream(self, take, spans)
+        else:
+            rows, trained = self.wait_and_train(take, spans)
+        with spans("train"):
+            for _ in range(1, self.config.train.epochs):
+                self.epoch(trained)
+            metrics = self.finish(trained)
+        for row in rows:
+            row["advantage"] = float(row["advantages"].mean()) if "advantages" in row else None
+            for name in targets.TARGETS:
+                row.pop(name, None)
+        return {"rows": rows, "metrics": metrics}
+
+    def begin(self, iteration: int) -> None:
+        run, train = self.config.run, self.config.train
+        trainees = {"policy": self.policy} if iteration >= self.config.critic.warmup else {}
+        self.trainees: dict[str, Trainee] = trainees | ({"critic": self.critic} if self.critic else {})
+        for trainee in self.trainees.values():
+            trainee.set_lr(
+                learning_rate(iteration, run.iterations, trainee.peak_lr, train.lr_warmup, train.lr_schedule)
+            )
+        self.parts: list[Metrics] = []
+        self.norms: dict[str, list[float]] = {name: [] for name in self.trainees}
+        self.largest_gap = 0.0
+        self.untouched = True  # the weights are those that engines sampled with
+        self.pending = (0, 0)  # response tokens and samples whose gradient waits for its step
+
+    def wait_and_train(self, take: Take, spans: Spans) -> tuple[Rows, Rows]:
+        """All rows first, then one epoch; returns the rows, and those that go into the loss."""
+        rows: Rows = []
+        with spans("wait for rows"):
+            ended = False
+            while not ended:
+                found, ended = take(60.0)
+                rows += found
+        with spans("train"):
+            rows.sort(key=lambda row: row["sample_id"])  # the order of arrival must not matter
+            news = self.examine(rows)
+            everyone = [sample for part in self.gather(news) for sample in part]
+            trained = self.admit(rows, everyone)
+            kept = sorted({sample.group_id for sample in everyone})
+            if self.config.rollout.reserve_prompts:
+                kept = sorted(set(kept) - targets.without_signal(everyone))
+                trained = [row for row in trained if row["group_id"] in kept]
+            places = {
+                group_id: place * self.config.train.mini_batches // len(kept) for place, group_id in enumerate(kept)
+            }
+            for row in trained:
+                row["mini_batch"] = places[row["group_id"]]
+            self.whiten(trained)
+            self.epoch(trained)
+        return rows, trained
+
+    def examine(self, rows: Rows) -> list[Scored]:
+        """What this rank tells the others of rows that have arrived; usable ones get `old_logprobs` and `kl`."""
+        algorithm = self.config.algorithm
+        usable = [row for row in rows if targets.is_usable(row)]
+        if algorithm.old_logprobs == "learner":
+            self.recompute_logprobs(usable)
+        elif algorithm.old_logprobs == "engine":
+            for row in usable:
+                row["old_logprobs"] = row["engine_logprobs"]
+        self.parts.append(targets.assign_kl(usable, self.config))
+        return [targets.scored(row, self.config, self.kl_coef) for row in rows if row["purpose"] == "train"]
+
+    def admit(self, rows: Rows, everyone: list[Scored]) -> Rows:
+        """Of rows whose groups are complete, those that go into the loss, with their targets.
+
+        Args:
+            everyone: these groups' samples on all ranks.
+        """
+        usable = [row for row in rows if targets.is_usable(row)]
+        targets.assign_advantages(usable, self.config, self.kl_coef, everyone)
+        trained, masked = targets.split_masked(usable, self.config)
+        self.parts += [masked, targets.assign_importance(trained, self.config)]
+        return trained
+
+    def whiten(self, trained: Rows) -> None:
+        over = targets.whitening(self.config)
+        if over == "iteration":
+            targets.whiten(trained, self.gather)
+        elif over == "mini_batch":
+            for mini in range(self.config.train.mini_batches):
+                targets.whiten([row for row in trained if row["mini_batch"] == mini], self.gather)
+
+    def epoch(self, trained: Rows) -> None:
+        """One optimizer step a mini-batch."""
+        for mini in range(self.config.train.mini_batches):
+            batches = self.split([row for row in trained if row["mini_batch"] == mini])
+            self.micro_steps(batches, max(self.gather(len(batches))))
+            self.step()
+
+    def finish(self, trained: Rows) -> dict[str, float]:
+        """The iteration's metrics, over all ranks; steers the KL coefficient."""
+        algorithm = self.config.algorithm
+        means = losses.mean_metrics(losses.add_metrics(self.gather(losses.add_metrics(self.parts))))
+        means["mismatch/max"] = max(self.gather(self.largest_gap))
+        for name, norms in self.norms.items():
+            finite = [norm for norm in norms if math.isfinite(norm)]
+            prefix = "critic/" if name == "critic" else ""
+            means[f"{prefix}lr"] = self.trainees[name].optimizer.param_groups[0]["lr"]
+            means[f"{prefix}skipped_steps" if prefix else "train/skipped_steps"] = len(norms) - len(finite)
+            if finite:
+                means[f"{prefix}grad_norm"] = sum(finite) / len(finite)
+        if self.critic:
+            means["critic/explained_variance"] = targets.explained_variance(trained, self.gather)
+        if algorithm.kl_coef:
+            means["ref/kl_coef"] = self.kl_coef
+        if algorithm.kl_target and math.isfinite(means["ref/kl"]):
+            self.kl_coef = adaptive_kl(
+                self.kl_coef, means["ref/kl"], target=algorithm.kl_target, horizon=algorithm.kl_horizon,
+                n_steps=self.config.data.train_batch_size * self.config.rollout.n,
+            )  # fmt: skip
+        return means
+
+    # -- a mini-batch --------------------------------------------------------------------------------------------------
+
+    def split(self, rows: Rows) -> list[Rows]:
+        """Micro-batches of `rows`."""
+        lengths = [len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows]
+        return [[rows[i] for i in batch] for batch in self.layout(lengths, self.config.train.micro_batch_tokens)]
+
+    def lay_out(self, rows: Rows) -> tuple[Batch, torch.Tensor]:
+        """A forward pass's tensors and its mask [B, T]; without rows one of weight 0, to keep ranks in step."""
+        pairs = [(row["prompt_ids"], row["response_ids"]) for row in rows] or [([0], [0])]
+        batch = pack_batch(pairs, self.device) if self.packed else pad_batch(pairs, 0, self.device)
+        return batch, batch.response_mask_BT if rows else torch.zeros_like(batch.response_mask_BT)
+
+    def micro_steps(self, batches: list[Rows], count: int) -> None:
+        """Forward and backward of `count` micro-batches, those that this rank lacks of weight 0."""
+        for i in range(count):
+            rows = batches[i] if i < len(batches) else []
+            batch, mask_BT = self.lay_out(rows)
+            columns = {
+                name: pad_tokens([row[name] for row in rows], batch)
+                for name in (
+                    "old_logprobs",
+                    "engine_logprobs",
+                    "advantages",
+                    "ref_logprobs",
+                    "importance",
+                    "values",
+                    "returns",
+                )
+                if rows and len(rows[0].get(name, ()))
+            }
+            if "policy" in self.trainees:
+                self.policy_step(batch, columns, mask_BT)
+            if "critic" in self.trainees:
+                self.critic_step(batch, columns, mask_BT)
+            tokens, samples = self.pending
+            self.pending = tokens + sum(len(row["response_ids"]) for row in rows), samples + len(rows)
+            if rows:
+                spent = batch.input_ids_RL.numel()
+                padding = torch.tensor([spent - batch.n_tokens, spent], dtype=torch.float64)
+                self.parts.append({"train/padding_frac": padding})
+
+    def policy_step(self, batch: Batch, columns: dict[str, torch.Tensor], mask_BT: torch.Tensor) -> None:
+        algorithm, rollout = self.config.algorithm, self.config.rollout
+        with_entropy = algorithm.entropy_coef > 0
+        logprobs_N, entropy_N = self.policy.module(batch, self.packed, rollout.temperature, with_entropy)
+        logprobs_BT, entropy_BT = batch.unpack(logprobs_N), batch.unpack(entropy_N)
+        if not columns:
+            (logprobs_BT.sum() * 0.0).backward()
+            return
+        loss, metrics = policy_objective(
+            algorithm, logprobs_BT, entropy_BT, columns, mask_BT, kl_coef=self.kl_coef,
+            max_response_length=rollout.max_response_length,
+        )  # fmt: skip
+        loss.backward()
+        self.note(metrics)
+        if self.untouched:
+            metrics, largest = mismatch(columns["engine_logprobs"], logprobs_BT, mask_BT)
+            self.largest_gap = max(self.largest_gap, largest)
+            self.note(metrics)
+
+    def critic_step(self, batch: Batch, columns: dict[str, torch.Tensor], mask_BT: torch.Tensor) -> None:
+        assert self.critic is not None
+        values_BT = batch.unpack(self.critic.module(batch, self.packed))
+        if not columns:
+            (values_BT.sum() * 0.0).backward()
+            return
+        loss, metrics = value_objective(self.config.critic, values_BT, columns, mask_BT)
+        loss.backward()
+        self.note(metrics)
+
+    def note(self, metrics: Metrics) -> None:
+        self.parts.append({name: pair.cpu() for name, pair in metrics.items()})
+
+    def step(self) -> None:
+        """One optimizer step of each model, over all that ranks have accumulated."""
+        tokens, samples = (sum(counts) for counts in zip(*self.gather(self.pending), strict=True))
+        by_tokens = self.config.algorithm.loss_agg == "token_mean"
+        denominators = {"policy": tokens if by_tokens else samples, "critic": tokens}
+        for name, trainee in self.trainees.items():
+            self.norms[name].append(trainee.step(denominators[name]))
+        self.untouched, self.pending = False, (0, 0)
+
+    @torch.no_grad()
+    def recompute_logprobs(self, rows: Rows) -> None:
+        """Gives rows `old_logprobs` [T] of the policy as it is; all ranks call it together."""
+        batches = self.split(rows)
+        for i in range(max(self.gather(len(batches)))):
+            micro = batches[i] if i < len(batches) else []
+            batch, _ = self.lay_out(micro)
+            logprobs_N, _ = self.policy.module(batch, self.packed, self.config.rollout.temperature)
+            lengths = [len(row["response_ids"]) for row in micro]
+            for row, values in zip(micro, logprobs_N.cpu().split(lengths) if micro else (), strict=True):
+                row["old_logprobs"] = values.numpy()

@@ -1,23 +1,29 @@
-"""The policy: a Hugging Face causal LM that returns log-probs of given tokens, sharded with FSDP2.
+"""The models that are trained: a policy that returns log-probs of given tokens and a critic that returns their values.
 
-In: a model folder, token ids. Out: float32 log-probs and entropies of the response tokens alone. The head and the
-log-softmax run over chunks of positions inside `forward`, so that a vocabulary of 150k never meets a whole batch, and
-so that FSDP's hooks see one forward per micro-batch.
+In: a model folder, token ids. Out: float32 log-probs and entropies, or values, of the response tokens alone. The head
+and the log-softmax run over chunks of positions inside `forward`, so that a vocabulary of 150k never meets a whole
+batch, and so that FSDP's hooks see one forward per micro-batch.
 
 Shapes: N response tokens, H hidden, V vocabulary; R rows of L tokens as in `batching.py`.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from raypipe.batching import Batch
+from raypipe.config import ModelConfig
+from raypipe.lora import add_adapters
 
 # Logits that exist at the same time, in elements: 256 MiB in float32.
 MAX_LOGITS = 2**26
@@ -32,35 +38,34 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Batch, packed: bool, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, batch: Batch, packed: bool, temperature: float, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Log-probs of `batch.targets_N` and the entropies of the distributions they were drawn from, float32 [N].
 
         Args:
             packed: the batch is from `pack_batch`; transformers then finds the samples by their position ids.
             temperature: divides the logits, as the engine's sampling did.
+            entropy_gradient: whether the entropies carry a gradient, which costs memory.
         """
-        hidden_RLH = self.model.base_model(
-            input_ids=batch.input_ids_RL,
-            attention_mask=None if packed else batch.attention_mask_RL,
-            position_ids=batch.position_ids_RL,
-            use_cache=False,
-        ).last_hidden_state
         targets_N = batch.targets_N
-        hidden_NH = batch.select(hidden_RLH)
+        hidden_NH = batch.select(hidden_states(self.model, batch, packed))
         step = max(1, MAX_LOGITS // self.model.config.get_text_config().vocab_size)
         if len(hidden_NH) <= step:
-            return self._head(hidden_NH, targets_N, temperature)
+            return self._head(hidden_NH, targets_N, temperature, entropy_gradient)
         parts = [
-            checkpoint(self._head, hidden, targets, temperature, use_reentrant=False)
+            checkpoint(self._head, hidden, targets, temperature, entropy_gradient, use_reentrant=False)
             for hidden, targets in zip(hidden_NH.split(step), targets_N.split(step), strict=True)
         ]
         logprobs, entropies = zip(*parts, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
-    def _head(self, hidden_NH: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def _head(
+        self, hidden_NH: Tensor, targets_N: Tensor, temperature: float, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
         logits_NV = self._scaled(self.model.get_output_embeddings()(hidden_NH).float()) / temperature
         total_N = logits_NV.logsumexp(-1)
-        with torch.no_grad():
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_N = total_N - (logits_NV.softmax(-1) * logits_NV).sum(-1)
         return logits_NV.gather(1, targets_N[:, None])[:, 0] - total_N, entropy_N
 
@@ -76,19 +81,93 @@ class Policy(nn.Module):
         return logits_NV
 
 
-def load_policy(path: str | Path, attention: str, activation_checkpointing: bool) -> Policy:
-    """The model of `path` on CPU in float32, the learner's master weights. Only safetensors, no remote code."""
-    model = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation=attention, use_safetensors=True, trust_remote_code=False,
-        local_files_only=True,
-    )  # fmt: skip
-    if activation_checkpointing:
+class Critic(nn.Module):
+    """Args:
+    model: a Hugging Face token classifier with one label, its value head.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, packed: bool) -> Tensor:
+        """Values of the states that `batch.targets_N` were chosen in (the tokens before each), float32 [N]."""
+        hidden_NH = batch.select(hidden_states(self.model, batch, packed))
+        head: Any = self.model.score
+        return head(hidden_NH).float()[:, 0]
+
+
+def hidden_states(model: PreTrainedModel, batch: Batch, packed: bool) -> Tensor:
+    """The last hidden states of `batch`, [R, L, H]."""
+    return model.base_model(
+        input_ids=batch.input_ids_RL,
+        attention_mask=None if packed else batch.attention_mask_RL,
+        position_ids=batch.position_ids_RL,
+        use_cache=False,
+    ).last_hidden_state
+
+
+def load_policy(config: ModelConfig) -> Policy:
+    """The policy of `model.path` on CPU in float32, the learner's master weights; with LoRA adapters if asked for."""
+    model = AutoModelForCausalLM.from_pretrained(config.path, **_loading(config))
+    if config.lora_rank:
+        add_adapters(model, config)
+    return Policy(_checkpointed(model, config)).train()
+
+
+def load_critic(path: str | Path, config: ModelConfig) -> Critic:
+    """The critic on CPU in float32, from a saved critic or from any causal LM, with a value head of zeros.
+
+    Raises ValueError if transformers has no token classifier for this family.
+    """
+    try:
+        with quiet_loading():  # it would report the head that a causal LM lacks
+            model, info = AutoModelForTokenClassification.from_pretrained(
+                path, num_labels=1, output_loading_info=True, **_loading(config)
+            )
+        head = model.score
+    except (ValueError, AttributeError) as error:
+        raise ValueError(
+            f"critic.path={path}: transformers cannot put a value head on this model ({error}); name a model of "
+            "another family in critic.path, with the same tokenizer"
+        ) from None
+    if any(name.startswith("score.") for name in info["missing_keys"]):
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
+    return Critic(_checkpointed(model, config)).train()
+
+
+def _loading(config: ModelConfig) -> dict[str, Any]:
+    """Only safetensors, no remote code."""
+    return {
+        "dtype": torch.float32,
+        "attn_implementation": config.attention,
+        "use_safetensors": True,
+        "trust_remote_code": False,
+        "local_files_only": True,
+    }
+
+
+def _checkpointed(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
+    if config.activation_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return Policy(model).train()
+    return model
 
 
-def shard(policy: Policy, device: torch.device, world: int, compute_dtype: torch.dtype) -> Policy:
-    """Shards `policy` over all ranks with FSDP2, one unit a decoder layer, and moves it to `device`.
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
+
+
+def shard(
+    module: Policy | Critic, device: torch.device, world: int, compute_dtype: torch.dtype, reshard_after_forward: bool
+) -> Policy | Critic:
+    """Shards a policy or critic over all ranks with FSDP2, one unit a decoder layer, and moves it to `device`.
 
     Parameters stay float32; compute and gathers use `compute_dtype`, gradients are reduced in float32. Gradients are
     summed, not averaged, over ranks: the losses' denominators already count all ranks.
@@ -97,14 +176,14 @@ def shard(policy: Policy, device: torch.device, world: int, compute_dtype: torch
     precision = MixedPrecisionPolicy()
     if compute_dtype != torch.float32:
         precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    layer_names = set(policy.model._no_split_modules or ())
-    units = [module for module in policy.modules() if type(module).__name__ in layer_names]
-    for module in [*units, policy]:
-        fully_shard(module, mesh=mesh, mp_policy=precision)
-        assert isinstance(module, FSDPModule)  # what fully_shard has made of it
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)  # gloo knows no sum with a factor
-    return policy.to(device)
+    layer_names = set(module.model._no_split_modules or ())
+    units: list[nn.Module] = [unit for unit in module.modules() if type(unit).__name__ in layer_names]
+    for unit in [*units, module]:
+        fully_shard(unit, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard_after_forward)
+        assert isinstance(unit, FSDPModule)  # what fully_shard has made of it
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)  # gloo knows no sum with a factor
+    return module.to(device)
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -1,14 +1,17 @@
 """The plan: one PPO iteration as one Ray Data streaming execution.
 
-    prompts ──► Generate ──► Grade ──► streaming_split ──► one iterator per learner rank
-    (blocks)    engines      graders
+    prompts ──► Generate ──► Grade ──► Score ──► streaming_split ──► one iterator per learner rank
+    (blocks)    engines      graders   scorers
 
-In: an iteration's prompt rows. Out: graded rows, each leaving as soon as it is finished. A block leaves a Ray Data task
-only when the task ends, so one block of `rollout.samples_per_block` samples is one task, and no stage rebundles. This
-file makes the project's only `map_batches` calls.
+In: an iteration's prompt rows. Out: graded rows. A block leaves a Ray Data task only when the task ends, so a block of
+`rollout.samples_per_block` samples is one task, and no stage rebundles. By default that is a prompt's whole group: the
+learner can use none of its samples before the last, and a block costs Ray more than 12 ms of CPU, whatever it holds.
+Grading does not wait for blocks: Generate tells the grade dispatcher of each sample at once. This file makes the
+project's only `map_batches` calls.
 """
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -21,23 +24,35 @@ from ray.data.read_api import from_blocks
 
 from raypipe.stages.generate import Generate
 from raypipe.stages.grade import Grade
+from raypipe.stages.score import Score
 
-# Seconds that the executor sleeps while any task is unfinished, here always. Ray's 0.1 caps a stage at
-# max_tasks_in_flight / 0.1 s blocks a second and adds up to 0.1 s to each hop.
-EXECUTOR_WAIT_S = 0.01
-# Seconds that a plan's own, light processes may take to start before the plan fails.
-START_LIMIT_S = 600
+# Seconds that the executor sleeps in each turn while any task is unfinished, here always. Ray's wait adds as much to
+# each hop of a block; the short one costs a quarter of a core at 512 blocks, so a plan has it while blocks move.
+RAY_WAIT_S, SHORT_WAIT_S = 0.1, 0.01
+# Seconds without a move after which a plan counts as waiting, at the gate or for a straggler.
+STILL_S = 1.0
 # Blocks that each actor of a scaled Grade pool works on; Ray Data adds actors while they have this many and more wait.
 BLOCKS_PER_SCALED_ACTOR = 64
-_EXECUTOR_WAIT = "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S"
+_WAIT = "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S"
 
 
 class ShortWait(ExecutionCallback):
-    """Shortens the executor's wait in whichever process hosts it (a private constant; left alone where it is gone)."""
+    """Shortens the executor's wait while blocks move, in the process that hosts it and this one plan.
 
-    def before_execution_starts(self, executor: Any) -> None:
-        if hasattr(streaming_executor_state, _EXECUTOR_WAIT):
-            setattr(streaming_executor_state, _EXECUTOR_WAIT, EXECUTOR_WAIT_S)
+    The wait is a private constant; it is left alone where it is gone.
+    """
+
+    moves, moved = 0, 0.0
+
+    def on_execution_step(self, executor: Any) -> None:
+        if not hasattr(streaming_executor_state, _WAIT):
+            return
+        metrics = [operator.metrics for operator in executor._topology]
+        moves = sum(metric.num_tasks_submitted + metric.num_task_outputs_generated for metric in metrics)
+        if moves != self.moves:
+            self.moves, self.moved = moves, time.monotonic()
+        still = time.monotonic() - self.moved > STILL_S
+        setattr(streaming_executor_state, _WAIT, RAY_WAIT_S if still else SHORT_WAIT_S)
 
 
 @dataclass(frozen=True)
@@ -48,12 +63,14 @@ class Workers:
     dispatcher: name of the grade dispatcher actor.
     grade_actors: (fewest, most) Grade actors, scaled by Ray Data in between.
     sampling: sampling settings by row purpose (see `Generate`).
+    scorers: names of scorer actors by role (see `Score`); without any the plan has no Score stage.
     """
 
     engines: list[str]
     dispatcher: str
     grade_actors: tuple[int, int]
     sampling: dict[str, dict[str, Any]]
+    scorers: dict[str, list[str]] = field(default_factory=dict)
 
 
 def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
@@ -61,7 +78,12 @@ def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
     set_context(DataContext.get_current())
     generated = from_blocks(blocks).map_batches(
         Generate,
-        fn_constructor_kwargs={"engines": workers.engines, "plan": name, "sampling": workers.sampling},
+        fn_constructor_kwargs={
+            "engines": workers.engines,
+            "plan": name,
+            "sampling": workers.sampling,
+            "listener": workers.dispatcher,
+        },
         batch_size=None,
         batch_format="pyarrow",
         num_cpus=0,
@@ -70,13 +92,17 @@ def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
             size=1, max_concurrent_calls_per_actor=len(blocks), max_tasks_in_flight_per_actor=len(blocks)
         ),
     )
-    return grade(generated, name, len(blocks), workers)
+    scored = score(grade(generated, name, len(blocks), workers), len(blocks), workers)
+    scored.set_name(name)
+    return scored
 
 
 def build_grading_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
     """The plan's last part alone, over `blocks` that have GENERATE_COLUMNS already."""
     set_context(DataContext.get_current())
-    return grade(from_blocks(blocks), name, len(blocks), workers)
+    graded = grade(from_blocks(blocks), name, len(blocks), workers)
+    graded.set_name(name)
+    return graded
 
 
 def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Dataset:
@@ -85,7 +111,7 @@ def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Datas
     # A fixed pool takes every block at once: the dispatcher has the queue. A pool that Ray Data is to scale must show
     # it a load, a queue that is longer than what its actors take.
     concurrent = blocks if fewest == most else min(blocks, BLOCKS_PER_SCALED_ACTOR)
-    graded = generated.map_batches(
+    return generated.map_batches(
         Grade,
         fn_constructor_kwargs={"dispatcher": workers.dispatcher, "plan": name},
         batch_size=None,
@@ -98,19 +124,30 @@ def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Datas
             max_tasks_in_flight_per_actor=2 * concurrent,
         ),
     )
-    graded.set_name(name)
-    return graded
+
+
+def score(graded: Dataset, blocks: int, workers: Workers) -> Dataset:
+    """Adds the Score stage to `graded`, which has `blocks` blocks, if there are scorers."""
+    if not workers.scorers:
+        return graded
+    return graded.map_batches(
+        Score,
+        fn_constructor_kwargs={"scorers": workers.scorers},
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,
+        compute=ActorPoolStrategy(size=1, max_concurrent_calls_per_actor=blocks, max_tasks_in_flight_per_actor=blocks),
+    )
 
 
 def set_context(context: DataContext) -> None:
     """Makes Ray Data stream one block at a time without waiting, dropping or giving up."""
     context.target_max_block_size = None  # one block per task
     context.execution_options.preserve_order = False  # a finished block never waits for an earlier one
-    # Nothing is generated before graders are there to take it; else the first samples of a cold plan wait for them.
-    context.wait_for_min_actors_s = START_LIMIT_S
     context.execution_no_progress_timeout_s = -1  # a plan may wait at the gate for as long as training takes
     context.downstream_capacity_backpressure_ratio = None
     context.max_errored_blocks = 0  # nothing is dropped silently
+    context.memory_usage_poll_interval_s = None  # else each block in a stage has a thread that reads the memory in use
     if ShortWait not in context.custom_execution_callback_classes:
         context.custom_execution_callback_classes = [*context.custom_execution_callback_classes, ShortWait]
     context.enable_progress_bars = False

@@ -3,7 +3,8 @@
 In: prompts, and requests for (iteration, attempt, rank). Out: one iterator per rank. What an iteration contains follows
 from its number alone (the prompt order is a function of the seed and a cursor), so a plan can be made again after any
 failure and asks for the same prompts. A learner group that restarts asks with a higher attempt: the plans of earlier
-attempts are aborted at the engines, so nothing is generated for ranks that are gone.
+attempts are aborted at the engines, so nothing is generated for ranks that are gone. A plan that is over, or abandoned,
+is forgotten by the grade dispatcher.
 """
 
 import hashlib
@@ -69,16 +70,23 @@ class PlanServer:
         for plan in self.plans.values():
             for engine in self.workers.engines:
                 ray.get_actor(engine).abort.remote(plan.name)
-        self.plans, self.attempt = {}, attempt
+        self._release(list(self.plans))
+        self.attempt = attempt
+
+    def _release(self, keys: list[tuple[int, int]]) -> None:
+        dispatcher = ray.get_actor(self.workers.dispatcher)
+        for key in keys:
+            dispatcher.forget.remote(self.plans.pop(key).name)
 
     def report(self, iteration: int, rank: int, record: Any) -> None:
         """A rank's record of a finished iteration; releases the iteration's plan once all ranks have reported."""
         with self.reported:
             self.reports.setdefault(iteration, []).append((rank, record))
+            complete = len(self.reports[iteration]) == self.config.train.ranks
             self.reported.notify_all()
-        if len(self.reports[iteration]) == self.config.train.ranks:
+        if complete:
             with self.lock:
-                self.plans = {key: plan for key, plan in self.plans.items() if key[0] > iteration}
+                self._release([key for key in self.plans if key[0] <= iteration])
 
     def take_reports(self, iteration: int, timeout_s: float) -> list[Any] | None:
         """All ranks' records of an iteration in rank order, or None if they are not there within `timeout_s`."""
@@ -136,8 +144,9 @@ def iteration_blocks(
 
     if iteration < config.run.iterations:
         indices, _ = order.batch_at(iteration * config.data.train_batch_size)
+        grain = config.rollout.samples_per_block or config.rollout.n
         for group_id, index in enumerate(indices):
-            add(group_id, train[int(index)], "train", config.rollout.n, config.rollout.samples_per_block)
+            add(group_id, train[int(index)], "train", config.rollout.n, grain)
     if is_eval(config, iteration, len(heldout)):
         for group_id, prompt in enumerate(heldout, start=config.data.train_batch_size):
             add(group_id, prompt, "heldout", 1, 1)

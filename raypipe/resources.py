@@ -8,7 +8,7 @@ others share (`RAY_ADDRESS`), what is asked for must be there. GPUs must be ther
 import os
 from dataclasses import dataclass
 
-from raypipe.config import Config, grader_actors
+from raypipe.config import Config, grader_actors, scorer_roles
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,11 @@ def find_machine() -> Machine:
 
 
 def demands(config: Config, machine: Machine) -> list[Demand]:
-    engine, train, grade = config.engine, config.train, config.grade
+    engine, train, grade, scorer = config.engine, config.train, config.grade, config.scorer
     engine_gpus = float(engine.tensor_parallel_size) if machine.gpus else 0.0
     rank_gpus = 1.0 if machine.gpus else 0.0
-    return [
+    scorers = scorer.count * len(scorer_roles(config))
+    found = [
         Demand("engine", engine.count, engine.num_cpus, engine_gpus if engine.num_gpus < 0 else engine.num_gpus),
         Demand(
             "learner rank",
@@ -57,8 +58,10 @@ def demands(config: Config, machine: Machine) -> list[Demand]:
             rank_gpus if train.gpus_per_rank < 0 else train.gpus_per_rank,
         ),
         Demand("grader host", grader_actors(config)[0], grade.processes, 0.0),
+        Demand("scorer", scorers, scorer.num_cpus, rank_gpus if scorer.num_gpus < 0 else scorer.num_gpus),
         # Stage actors, the plan server, the grade dispatcher and Ray's own controllers ask for no CPU.
     ]
+    return [demand for demand in found if demand.count]
 
 
 def missing(asked: list[Demand], machine: Machine) -> list[str]:
@@ -69,7 +72,7 @@ def missing(asked: list[Demand], machine: Machine) -> list[str]:
     if gpus > machine.gpus:
         lacks.append(
             f"{gpus:g} GPUs are asked for and {machine.gpus:g} are there; lower engine.count, engine.num_gpus, "
-            "train.ranks or train.gpus_per_rank (fractions share a GPU)"
+            "train.ranks, train.gpus_per_rank or scorer.num_gpus (fractions share a GPU)"
         )
     if cpus > machine.cpus and not machine.local:
         lacks.append(

@@ -37,9 +37,17 @@ An example row after Grade (Generate added `response_*`, Grade added `score` and
     grader           "grader-0"
     grade_start      1716822003.41
     grade_end        1716822003.43
+
+With a Score stage (algorithms with a critic, a KL, or recomputed log-probs) also, each list T long or empty:
+
+    ref_logprobs     [-0.13, -0.02, ...]        log-probs of the reference model
+    old_logprobs     [-0.11, -0.02, ...]        log-probs of the policy, recomputed
+    values           [0.4, 0.7, ...]            of the states that the tokens were chosen in
+    scoring          "[{\"scorer\": \"scorer-values-0\", \"start\": ..., \"end\": ...}]"   JSON, one entry a scorer
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -79,6 +87,18 @@ GRADE_COLUMNS = {
     "grade_start": pa.float64(),
     "grade_end": pa.float64(),
 }
+SCORE_COLUMNS = {
+    "ref_logprobs": pa.list_(pa.float32()),
+    "old_logprobs": pa.list_(pa.float32()),
+    "values": pa.list_(pa.float32()),
+    "scoring": pa.string(),
+}
+
+# What grading reads of a row, besides the length of its response: neither log-probs nor the tokens of the prompt.
+GRADE_READS = (
+    "sample_id", "iteration", "group_id", "group_size", "member", "purpose", "data_source", "prompt",
+    "prompt_text", "ground_truth", "extra_info", "response_text", "response_ids", "finish_reason", "generate_error",
+)  # fmt: skip
 
 GRADE_STATUSES = ("ok", "abstain", "error", "timeout", "crash")
 FINISH_REASONS = ("stop", "length", "failed")
@@ -89,6 +109,11 @@ def check_columns(table: pa.Table, required: Iterable[str], stage: str) -> None:
     missing = [name for name in required if name not in table.column_names]
     if missing:
         raise ValueError(f"{stage} reads the columns {missing}, which its input lacks; it got {table.column_names}")
+
+
+def to_grade(row: Mapping[str, Any], plan: str) -> dict[str, Any]:
+    """What grading reads of a generated row of `plan`."""
+    return {name: row[name] for name in GRADE_READS} | {"response_length": len(row["response_ids"]), "plan": plan}
 
 
 def add_columns(table: pa.Table, values: list[dict], columns: dict[str, pa.DataType]) -> pa.Table:

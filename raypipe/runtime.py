@@ -26,6 +26,7 @@ from raypipe.learner import learn
 from raypipe.pipeline import Workers
 from raypipe.plans import PlanServer
 from raypipe.preflight import Inputs
+from raypipe.scorer import scorer_names, start_scorers
 
 POLL_S = 0.5
 
@@ -69,6 +70,8 @@ class Runtime:
         config, inputs = self.config, self.inputs
         asked = {demand.actor: demand for demand in inputs.demands}
         self.engines = start_engines(config, config.run.name)
+        scorer_gpus = asked["scorer"].gpus if "scorer" in asked else 0.0
+        self.scorers = start_scorers(config, scorer_gpus)
         self.dispatcher = start_dispatcher(
             config.grade, grader_actors(config), config.run.name, asked["grader host"].cpus
         )
@@ -78,6 +81,7 @@ class Runtime:
             engines=[f"{config.run.name}/engine-{i}" for i in range(config.engine.count)],
             dispatcher=f"{config.run.name}/grade-dispatcher",
             grade_actors=grader_actors(config),
+            scorers=scorer_names(config),
             sampling={
                 "train": {**sampling, "temperature": config.rollout.temperature, "top_p": config.rollout.top_p},
                 "heldout": {**sampling, "temperature": config.eval.temperature, "top_p": 1.0},
@@ -97,6 +101,11 @@ class Runtime:
             raise error.cause if isinstance(error.cause, ValueError) else error from None
         return self
 
+    @property
+    def residents(self) -> list[Any]:
+        """The actors that hold a model."""
+        return [*self.engines, *(scorer for role in self.scorers.values() for scorer in role)]
+
     def start_learner(self, folder: Path) -> None:
         """Starts the learner group, which trains until the last iteration, beside this thread."""
         train = self.config.train
@@ -110,6 +119,7 @@ class Runtime:
                 "attempt": 0,
                 "server": self.server,
                 "engines": self.engines,
+                "scorers": self.scorers,
             },  # fmt: skip
             scaling_config=ScalingConfig(
                 num_workers=train.ranks, use_gpu=rank.gpus > 0, resources_per_worker=resources
@@ -120,8 +130,8 @@ class Runtime:
         )
         self.learner = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="learner")
         self.learner.start()
-        # An engine that cannot start (a model that vLLM does not know) ends the run here, with its reason.
-        ray.get([engine.ready.remote() for engine in self.engines])
+        # An engine or scorer that cannot start (a model that vLLM does not know) ends the run here, with its reason.
+        ray.get([actor.ready.remote() for actor in self.residents])
 
     def _fit(self, trainer: TorchTrainer) -> None:
         try:
@@ -139,7 +149,6 @@ class Runtime:
             ended = not self.learner.is_alive()
             records = ray.get(self.server.take_reports.remote(iteration, 0.0 if ended else POLL_S))
             if records is not None:
-                self.dispatcher.forget.remote(iteration)
                 return records
             if ended:
                 raise RuntimeError(f"the learner ended in iteration {iteration}") from self.failure
@@ -160,7 +169,7 @@ class Runtime:
             raise RuntimeError("the learner failed after the last iteration") from self.failure
 
     def __exit__(self, *_: object) -> None:
-        closing: list[Any] = [actor.close.remote() for actor in [*self.engines, self.dispatcher]]
+        closing: list[Any] = [actor.close.remote() for actor in [*self.residents, self.dispatcher]]
         deadline = time.monotonic() + 20
         for call in closing:
             try:

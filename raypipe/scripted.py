@@ -31,7 +31,8 @@ class ScriptedRun:
     server: Any
 
     def feed(self, rank: int = 0, attempt: int = 0) -> Feed:
-        return Feed(self.server, rank, attempt, self.config.run.iterations)
+        config = self.config
+        return Feed(self.server, rank, attempt, config.run.iterations, config.pipeline.plans_ahead)
 
     def open_gates(self, version: int) -> None:
         ray.get([engine.open_gate.remote(version) for engine in self.engines])

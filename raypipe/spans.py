@@ -16,11 +16,10 @@ from typing import Any
 
 from raypipe.intervals import Interval
 
-# Stage, and the row's columns with its lane, start and end. A row without them (no Score stage) has no such span.
+# Stage, and the row's columns with its lane, start and end.
 STAGES = (
     ("Generate", "engine", "generate_start", "generate_end"),
     ("Grade", "grader", "grade_start", "grade_end"),
-    ("Score", "scorer", "score_start", "score_end"),
 )
 STATUS_COLUMN = {"Generate": "finish_reason", "Grade": "grade_status"}
 LEARNER = "Learner"
@@ -61,6 +60,7 @@ def collect(rows: Iterable[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]
                 status = row[STATUS_COLUMN[stage]] if stage in STATUS_COLUMN else "ok"
                 calls = [_span(stage, row[lane], row["sample_id"], row[start], row[end], status, told)]
             found += calls
+        found += _scorer_calls(row, told)
     for span in spans:
         lane = span["lane"]
         stage = LEARNER if lane == "learner" or lane.startswith("learner-") else DRIVER
@@ -78,6 +78,14 @@ def _grader_calls(row: Mapping[str, Any], told: dict[str, Any]) -> list[Span]:
         for entry in json.loads(row.get("grades") or "[]")
         if entry.get("slot") and _is_time(entry.get("start"))
     ]  # fmt: skip
+
+
+def _scorer_calls(row: Mapping[str, Any], told: dict[str, Any]) -> list[Span]:
+    """A span for each scorer that looked at the sample."""
+    return [
+        _span("Score", call["scorer"], row["sample_id"], call["start"], call["end"], "ok", told)
+        for call in json.loads(row.get("scoring") or "[]")
+    ]
 
 
 def _span(stage: str, lane: str, name: str, start: float, end: float, status: str, told: dict[str, Any]) -> Span:

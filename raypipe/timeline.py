@@ -204,7 +204,7 @@ def _generate_advice(found: Sequence[Span]) -> str:
 
 def _pool_advice(stage: str, found: Sequence[Span], working: Mapping[str, list[Interval]]) -> str:
     """More workers where samples wait for one; where none does, it is single samples that take long."""
-    workers = "grade.workers x grade.processes" if stage == "Grade" else "the number of scorers"
+    workers = "grade.workers x grade.processes" if stage == "Grade" else "scorer.count"
     generating = working.get("Generate", [])
     alone = subtract(working[stage], generating)
     if seconds(intersect(_waiting(found, stage), alone)) < 0.5 * seconds(alone):

@@ -62,6 +62,7 @@ def run(config: Config, inputs: "Inputs") -> Path:
     from raypipe.plans import iteration_size
     from raypipe.run_folder import open_run
     from raypipe.runtime import Runtime, start_ray
+    from raypipe.targets import why_not_streaming
 
     folder = open_run(config, dataclasses.asdict(config))
     first = trained_iterations(folder.checkpoints)
@@ -69,6 +70,8 @@ def run(config: Config, inputs: "Inputs") -> Path:
     console = Console(config.run.iterations, config.log.quiet)
     start_ray(config, sum(demand.count * demand.cpus for demand in inputs.demands))
     try:
+        if reason := why_not_streaming(config):
+            console.note(f"the learner waits for an iteration's last sample before it trains: {reason}")
         with Runtime(config, inputs) as runtime:
             runtime.start_learner(folder.path)
             end = 0.0

@@ -51,11 +51,25 @@ class Published(NamedTuple):
 def iterate_full_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, whole tensor) of each parameter in module order; a tied parameter comes once, under its first name.
 
-    With FSDP2 each step gathers one parameter on all ranks, so all ranks must iterate to the end together.
+    LoRA adapters come merged into the weight that they adapt, under the name it had without them. With FSDP2 each step
+    gathers one parameter on all ranks, so all ranks must iterate to the end together.
     """
     for name, parameter in model.named_parameters():
-        tensor = parameter.detach()
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if ".lora_" in name:
+            continue
+        tensor = full(parameter)
+        if name.endswith(".base_layer.weight"):
+            layer: Any = model.get_submodule(name.removesuffix(".base_layer.weight"))
+            for adapter, scale in layer.scaling.items():
+                down, up = full(layer.lora_A[adapter].weight), full(layer.lora_B[adapter].weight)
+                tensor = tensor + scale * (up @ down)
+        yield name.replace(".base_layer.", "."), tensor
+
+
+def full(parameter: Tensor) -> Tensor:
+    """The whole of a parameter, detached; with FSDP2 a gather, so on all ranks at the same time."""
+    tensor = parameter.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def pack(

@@ -6,12 +6,14 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from raypipe.config import Config
-from raypipe.learner import Learner
+from raypipe.learner import Learner, Trainee
+from raypipe.streaming import Spans, Take
 from raypipe.weights import iterate_full_parameters
 
 
@@ -20,10 +22,27 @@ class Job(NamedTuple):
 
     config: Config
     iterations: list[list[list[dict]]]
+    chunk: int = 1_000_000  # rows that arrive together
+    packed: bool = False  # one row of samples a micro-batch, whatever the attention
+
+
+def in_chunks(rows: list[dict], chunk: int) -> Take:
+    """Rows as a feed would deliver them, `chunk` at a time."""
+    rest = list(rows)
+
+    def take(seconds: float) -> tuple[list[dict], bool]:
+        found, rest[:] = rest[:chunk], rest[chunk:]
+        return found, not rest
+
+    return take
+
+
+def parameters(trainee: Trainee) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy().copy() for name, tensor in iterate_full_parameters(trainee.module.model)}
 
 
 def train_on_ranks(world: int, jobs: dict[str, Job]) -> dict[str, dict[str, Any]]:
-    """Each job's {"parameters", "metrics"} by its name, as rank 0 of `world` saw them."""
+    """Each job's {"parameters", "metrics"} (and "critic") by its name, as rank 0 of `world` saw them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -39,9 +58,14 @@ def _rank(rank: int, world: int, port: int, jobs: dict[str, Job], result: Path) 
     found = {}
     for name, job in jobs.items():
         learner = Learner(job.config, torch.device("cpu"))
-        metrics = [learner.iterate(i, rows[rank])["metrics"] for i, rows in enumerate(job.iterations)]
-        parameters = {name: tensor.numpy() for name, tensor in iterate_full_parameters(learner.policy.model)}
-        found[name] = {"parameters": parameters, "metrics": metrics}
+        learner.packed |= job.packed
+        metrics = [
+            learner.iterate(i, in_chunks(rows[rank], job.chunk), Spans())["metrics"]
+            for i, rows in enumerate(job.iterations)
+        ]
+        found[name] = {"parameters": parameters(learner.policy), "metrics": metrics}
+        if learner.critic:
+            found[name]["critic"] = parameters(learner.critic)
     if rank == 0:
         torch.save(found, result)
     dist.barrier()

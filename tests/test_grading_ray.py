@@ -112,16 +112,51 @@ def test_blocks_of_many_callers_form_common_batches(shared):
 
 
 def test_a_row_that_is_asked_for_again_is_graded_once_until_it_is_forgotten(shared):
-    (row,) = rows_of("once", data_source="Seen", iteration=7)
+    (row,) = rows_of("once", data_source="Seen", plan="plan-7")
     first, second = get([shared.grade.remote([row]), shared.grade.remote([row])])
     third = get(shared.grade.remote([row, row]))
     assert first == second == third[:1] == third[1:]
-    get(shared.forget.remote(6))  # another iteration
+    get(shared.forget.remote("plan-6"))  # another plan
     assert get(shared.grade.remote([row])) == first
-    assert get(shared.stats.remote())["graders"]["Seen"]["statuses"] == {"ok": 1}
-    get(shared.forget.remote(7))
-    assert get(shared.grade.remote([row])) != first
-    assert get(shared.stats.remote())["graders"]["Seen"]["statuses"] == {"ok": 2}
+    assert seen(shared) == 1
+    (again,) = rows_of("generated anew", data_source="Seen", plan="plan-7")
+    assert get(shared.grade.remote([again])) != first
+    assert seen(shared) == 2
+
+
+def seen(dispatcher):
+    """Samples that the grader Seen has graded."""
+    return get(dispatcher.stats.remote())["graders"]["Seen"]["statuses"].get("ok", 0)
+
+
+def test_a_hint_has_a_row_graded_before_its_plan_asks(shared):
+    before = seen(shared)
+    rows = rows_of(*"abc", data_source="Seen", plan="plan-8")
+    get([shared.hint.remote(row) for row in rows[:2]])
+    until(lambda: seen(shared) == before + 2, LIMIT_S)
+    begin = time.time()
+    graded = get(shared.grade.remote(rows))  # of the third no hint came
+    assert statuses(graded) == ["ok"] * 3
+    assert [row["grade_end"] < begin for row in graded] == [True, True, False]
+    # A hint that comes late, or while the row is graded, changes nothing.
+    (last,) = rows_of("d", data_source="Seen", plan="plan-8", group_id=9)
+    *_, (alone,) = get([shared.hint.remote(rows[2]), shared.hint.remote(last), shared.grade.remote([last])])
+    assert get(shared.grade.remote(rows)) == graded and alone["grade_status"] == "ok"
+    assert seen(shared) == before + 4
+
+
+def test_nothing_is_kept_of_a_plan_that_is_forgotten(shared):
+    before, kept = seen(shared), get(shared.stats.remote())["kept"]
+    (row,) = rows_of("x", data_source="Seen", plan="plan-9")
+    (half,) = rows_of("y", data_source="Spread", plan="plan-9", group_size=2)
+    get([shared.hint.remote(half), shared.grade.remote([row])])
+    assert get(shared.stats.remote())["kept"] == kept + 2
+    get(shared.forget.remote("plan-9"))
+    # Stragglers: nobody waits for what they would bring.
+    get([shared.hint.remote(row), shared.hint.remote(half)])
+    assert statuses(get(shared.grade.remote([row, half]))) == ["error"] * 2
+    assert get(shared.stats.remote())["kept"] == kept
+    assert seen(shared) == before + 1
 
 
 def test_members_of_a_group_may_come_from_different_blocks(shared):
@@ -130,6 +165,17 @@ def test_members_of_a_group_may_come_from_different_blocks(shared):
         for i, text in enumerate("cab")
     ]
     assert [graded[0]["score"] for graded in get(refs)] == [2.0, 0.0, 1.0]
+
+
+def test_a_group_whose_members_hints_told_of_is_graded_before_its_plan_asks(shared):
+    rows = [
+        sample(text, i, group_id=6, group_size=3, data_source="Spread", plan="plan-10") for i, text in enumerate("cab")
+    ]
+    before = get(shared.stats.remote())["graded"]
+    get([shared.hint.remote(row) for row in rows])
+    until(lambda: get(shared.stats.remote())["graded"] == before + 3, LIMIT_S)
+    assert [row["score"] for row in get(shared.grade.remote(rows))] == [2.0, 0.0, 1.0]
+    assert get(shared.stats.remote())["graded"] == before + 3
 
 
 def test_faults_mark_the_guilty_only(shared):

@@ -1,5 +1,6 @@
 """The learner's result depends on the rows alone: not on ranks, micro-batches, or the order in which rows arrive."""
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -12,7 +13,17 @@ from transformers import AutoModelForCausalLM
 
 from raypipe import advantages, modeling
 from raypipe.batching import pack_batch, pad_batch
-from raypipe.config import AlgorithmConfig, Config, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
+from raypipe.config import (
+    AlgorithmConfig,
+    Config,
+    CriticConfig,
+    DataConfig,
+    ModelConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainConfig,
+)
+from raypipe.metrics import METRICS, legend
 from raypipe.modeling import learning_rate, load_policy
 
 
@@ -21,14 +32,14 @@ def model(tmp_path_factory) -> Path:
     return save_model(tiny_model(), tmp_path_factory.mktemp("model"))
 
 
-def config_for(model: Path, **train: object) -> Config:
+def config_for(model: Path, algorithm: AlgorithmConfig = AlgorithmConfig(), **train: object) -> Config:  # noqa: B008
     return Config(
         run=RunConfig(iterations=3),
         model=ModelConfig(path=str(model)),
         data=DataConfig(train_files=["x.jsonl"], train_batch_size=4, max_prompt_length=16),
         rollout=RolloutConfig(n=4, max_response_length=12, temperature=0.8),
-        algorithm=AlgorithmConfig(),
-        train=TrainConfig(**{"lr": 1e-3, "micro_batch_tokens": 64, **train}),
+        algorithm=algorithm,
+        train=TrainConfig(**{"lr": 3e-4, "micro_batch_tokens": 64, **train}),
     )
 
 
@@ -42,9 +53,12 @@ def rollouts(seed: int, groups: int = 4, members: int = 4) -> list[dict]:
             response = [draw.randrange(256) for _ in range(draw.randint(1, 12))]
             failed = member == 0 and group < 3
             rows.append({
-                "sample_id": f"{seed}/{group}/{member}", "group_id": group, "purpose": "train",
+                "sample_id": f"{seed}/{group}/{member}", "group_id": group, "group_size": members, "purpose": "train",
+                "finish_reason": "length" if len(response) == 12 else "stop",
                 "prompt_ids": prompt, "response_ids": response,
                 "engine_logprobs": [draw.uniform(-7, -4) for _ in response],
+                "ref_logprobs": [draw.uniform(-7, -4) for _ in response],
+                "values": [draw.uniform(-1, 1) for _ in response],
                 "score": float("nan") if failed else draw.random(), "grade_status": "timeout" if failed else "ok",
             })  # fmt: skip
     return rows
@@ -62,28 +76,69 @@ def largest_difference(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> fl
     return max(float(np.abs(a[name] - b[name]).max()) for name in a)
 
 
+# Every option of the loss and of the targets, in combinations that go together.
+RECIPES = {
+    "ppo": AlgorithmConfig(adv_estimator="gae", lam=0.9, gamma=0.99, kl_coef=0.1, kl_in="reward", kl_target=0.05),
+    "ppo, whitened by mini-batch": AlgorithmConfig(adv_estimator="gae", whiten="mini_batch", entropy_coef=0.01),
+    "ppo, not whitened": AlgorithmConfig(adv_estimator="gae", lam=0.9, whiten="none"),
+    "grpo with a KL": AlgorithmConfig(kl_coef=0.05, kl_estimator="k3", loss_agg="seq_mean_token_mean"),
+    "dapo": AlgorithmConfig(clip_high=0.28, dual_clip=3.0, mask_truncated=True),
+    "dr_grpo": AlgorithmConfig(adv_estimator="dr_grpo", loss_agg="dr_grpo", entropy_coef=0.01),
+    "rloo": AlgorithmConfig(adv_estimator="rloo", kl_coef=0.1, kl_in="reward", kl_estimator="k1"),
+    "reinforce_pp": AlgorithmConfig(adv_estimator="reinforce_pp", gamma=0.99, kl_coef=0.1, kl_in="reward"),
+    "gspo": AlgorithmConfig(policy_loss="gspo", clip_low=3e-4, clip_high=4e-4, loss_agg="seq_mean_token_mean"),
+    "cispo": AlgorithmConfig(policy_loss="cispo", clip_low=1.0, clip_high=0.3),
+    "corrected": AlgorithmConfig(old_logprobs="learner", tis="token", seq_ratio_low=0.3, token_ratio_low=1e-3),
+}
+
+
+def recipe_jobs(model: Path, ranks: int, chunk: int, **train: object) -> dict[str, Job]:
+    """Three iterations of every recipe, two mini-batches each. AdamW turns rounding of a gradient near 0 into a part of
+    the learning rate, so it is small."""
+    return {
+        name: Job(
+            config_for(model, algorithm, **{"mini_batches": 2, "lr": 2e-4, **train}),
+            [deal(rollouts(i), ranks, seed=ranks + chunk) for i in range(3)],
+            chunk,
+        )
+        for name, algorithm in RECIPES.items()
+    }
+
+
 @pytest.fixture(scope="module")
 def one_rank(model) -> dict[str, dict]:
     """Jobs on one rank; `reference` is what the others are compared with."""
     config, rows = config_for(model), rollouts(0)
     all_failed = [row | {"grade_status": "crash", "score": float("nan")} for row in rows]
-    return train_on_ranks(
-        1,
-        {
-            "reference": Job(config, [deal(rollouts(i), 1) for i in range(3)]),
-            "small micro-batches": Job(
-                config_for(model, micro_batch_tokens=28), [deal(rollouts(i), 1, seed=3) for i in range(3)]
-            ),
-            "one iteration": Job(config, [[rows]]),
-            "two mini-batches": Job(config_for(model, mini_batches=2), [[rows]]),
-            "two halves": Job(
-                config,
-                [[[row for row in rows if row["group_id"] < 2]], [[row for row in rows if row["group_id"] >= 2]]],
-            ),
-            "all failed": Job(config, [[all_failed]]),
-            "no rows": Job(config, [[[]]]),
-        },
-    )
+    jobs = {
+        "reference": Job(config, [deal(rollouts(i), 1) for i in range(3)]),
+        "one at a time": Job(config, [deal(rollouts(i), 1, seed=5) for i in range(3)], chunk=1),
+        "waits": Job(config_for(model, stream=False), [deal(rollouts(i), 1, seed=5) for i in range(3)], chunk=3),
+        "packed": Job(config_for(model), [deal(rollouts(i), 1) for i in range(3)], packed=True),
+        "small micro-batches": Job(
+            config_for(model, micro_batch_tokens=28), [deal(rollouts(i), 1, seed=3) for i in range(3)]
+        ),
+        "one iteration": Job(config, [[rows]]),
+        "two mini-batches": Job(config_for(model, mini_batches=2), [[rows]]),
+        "two halves": Job(
+            config,
+            [[[row for row in rows if row["group_id"] < 2]], [[row for row in rows if row["group_id"] >= 2]]],
+        ),
+        "all failed": Job(config, [[all_failed]]),
+        "no rows": Job(config, [[[]]]),
+        "lora": Job(lora_config(model), [deal(rollouts(i), 1) for i in range(3)]),
+        "critic first": Job(warmup_config(model), [deal(rollouts(i), 1) for i in range(2)]),
+    }
+    return train_on_ranks(1, jobs | recipe_jobs(model, 1, 1_000_000))
+
+
+def lora_config(model: Path) -> Config:
+    return dataclasses.replace(config_for(model), model=ModelConfig(path=str(model), lora_rank=4, lora_alpha=8))
+
+
+def warmup_config(model: Path) -> Config:
+    config = config_for(model, AlgorithmConfig(adv_estimator="gae"))
+    return dataclasses.replace(config, critic=CriticConfig(warmup=2, lr=1e-2))
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +147,71 @@ def two_ranks(model) -> dict[str, dict]:
     failed = [row for row in rows if row["grade_status"] != "ok"]
     usable = [row for row in rows if row["grade_status"] == "ok"]
     assert len(usable) == 13
-    return train_on_ranks(
-        2,
-        {
-            "reference": Job(config, [deal(rollouts(i), 2, seed=7) for i in range(3)]),
-            "one rank has only failures": Job(config, [[usable, failed]]),
-            "one rank has nothing": Job(config, [[rows, []]]),
-        },
-    )
+    jobs = {
+        "reference": Job(config, [deal(rollouts(i), 2, seed=7) for i in range(3)]),
+        "one rank has only failures": Job(config, [[usable, failed]]),
+        "one rank has nothing": Job(config, [[rows, []]]),
+        "lora": Job(lora_config(model), [deal(rollouts(i), 2, seed=7) for i in range(3)], chunk=2),
+    }
+    return train_on_ranks(2, jobs | recipe_jobs(model, 2, 2, micro_batch_tokens=28))
+
+
+@pytest.fixture(scope="module")
+def waiting(model) -> dict[str, dict]:
+    return train_on_ranks(1, recipe_jobs(model, 1, 5, stream=False))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_are_the_same_streamed_on_two_ranks_and_all_at_once(model, one_rank, two_ranks, waiting, name):
+    for other in (two_ranks, waiting):
+        assert largest_difference(one_rank[name]["parameters"], other[name]["parameters"]) < 1e-5
+        if "critic" in one_rank[name]:
+            assert largest_difference(one_rank[name]["critic"], other[name]["critic"]) < 1e-5
+        last, others = one_rank[name]["metrics"][-1], other[name]["metrics"][-1]
+        assert last.keys() == others.keys()
+        for metric in last.keys() - {"train/padding_frac"}:  # which depends on the micro-batches
+            assert others[metric] == pytest.approx(last[metric], rel=2e-3, abs=1e-5), metric
+
+
+def test_every_metric_has_a_legend_and_every_legend_a_metric(one_rank):
+    found = {name for job in RECIPES for metrics in one_rank[job]["metrics"] for name in metrics}
+    assert [name for name in found if legend(name) is None] == []
+    of_learner = [name for name in METRICS if name.split("/")[0] in ("policy", "critic", "ref", "mismatch", "train")]
+    assert [name for name in of_learner if "<" not in name and name not in found] == []
+
+
+def test_recipes_differ(one_rank):
+    found = [one_rank[name]["parameters"] for name in RECIPES]
+    for i, a in enumerate(found):
+        for b in found[:i]:
+            assert largest_difference(a, b) > 1e-5
+
+
+@pytest.mark.parametrize("name", ["one at a time", "waits", "packed"])
+def test_arrival_and_layout_do_not_matter(one_rank, name):
+    assert largest_difference(one_rank["reference"]["parameters"], one_rank[name]["parameters"]) < 1e-5
+
+
+def test_the_critic_may_learn_alone_at_first(model, one_rank):
+    job = one_rank["critic first"]
+    assert largest_difference(job["parameters"], start_of(model)) == 0
+    assert np.abs(job["critic"]["score.weight"]).max() > 0
+    assert job["metrics"][1]["critic/loss"] > 0 and "policy/kl" not in job["metrics"][1]
+
+
+def test_lora_trains_the_adapters_and_exports_them_merged(model, one_rank, two_ranks):
+    trained, start = one_rank["lora"]["parameters"], start_of(model)
+    assert largest_difference(trained, two_ranks["lora"]["parameters"]) < 1e-5
+    changed = {name for name in start if np.abs(trained[name] - start[name]).max() > 0}
+    assert trained.keys() == start.keys()
+    assert changed == {name for name in start if "_proj" in name}
+    for name in changed:
+        assert np.linalg.matrix_rank(trained[name] - start[name], tol=1e-5) <= 4
+
+
+def start_of(model: Path) -> dict[str, np.ndarray]:
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return {name: parameter.detach().numpy() for name, parameter in plain.named_parameters()}
 
 
 def test_two_ranks_give_the_parameters_of_one(one_rank, two_ranks):
@@ -122,7 +234,7 @@ def test_small_micro_batches_and_another_order_give_the_same_parameters(one_rank
 
 def test_sharded_training_equals_a_plain_torch_loop(model, one_rank):
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.0)
     for iteration in range(3):
         rows = [row for row in rollouts(iteration) if row["grade_status"] == "ok"]
         advantages_B = advantages.grpo(
@@ -152,9 +264,7 @@ def test_mini_batches_are_optimizer_steps_over_whole_prompts(one_rank):
 
 @pytest.mark.parametrize("name", ["all failed", "no rows"])
 def test_nothing_usable_leaves_the_parameters_alone(model, one_rank, name):
-    before = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    start = {name: parameter.detach().numpy() for name, parameter in before.named_parameters()}
-    assert largest_difference(one_rank[name]["parameters"], start) == 0
+    assert largest_difference(one_rank[name]["parameters"], start_of(model)) == 0
     assert "grad_norm" not in one_rank[name]["metrics"][0] or one_rank[name]["metrics"][0]["grad_norm"] == 0
 
 
@@ -170,7 +280,7 @@ def test_logprobs_equal_those_of_transformers_in_any_layout(model, temperature, 
             ).log_softmax(-1)
             wanted.append(logprobs_TV.gather(1, torch.tensor(response)[:, None])[:, 0])
             entropies.append(-(logprobs_TV.exp() * logprobs_TV).sum(-1))
-    policy = load_policy(model, "sdpa", activation_checkpointing=False)
+    policy = load_policy(ModelConfig(path=str(model)))
     for chunked in (False, True):
         if chunked:  # the head in chunks of three positions
             monkeypatch.setattr(modeling, "MAX_LOGITS", 3 * plain.config.vocab_size)

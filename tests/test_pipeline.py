@@ -1,11 +1,15 @@
 """The plan on real Ray Data: streaming, nothing lost, early start behind the gate, engines that outlive plans."""
 
+import os
+import signal
 import time
 from collections import Counter
 
+import psutil
 import pytest
 import ray
 from ray.data._internal.execution import streaming_executor_state
+from ray.data._internal.execution.interfaces.op_runtime_metrics import OpRuntimeMetrics
 
 from raypipe import pipeline
 from raypipe.config import (
@@ -43,7 +47,30 @@ def config_for(name: str, prompts: int = 4, n: int = 4, ranks: int = 1, iteratio
 
 
 def test_the_executor_still_has_the_wait_that_is_shortened():
-    assert streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S in (0.1, pipeline.EXECUTOR_WAIT_S)
+    assert streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S == pipeline.RAY_WAIT_S
+
+
+def test_the_executor_waits_less_while_blocks_move(monkeypatch):
+    """A plan whose operator's counts are set by hand, one turn of the executor after the other."""
+
+    class Operator:
+        metrics = OpRuntimeMetrics(None)
+
+    class Executor:
+        _topology = {Operator(): None}
+
+    def wait_after(seconds: float, submitted: int, generated: int) -> float:
+        clock[0] += seconds
+        Operator.metrics.num_tasks_submitted, Operator.metrics.num_task_outputs_generated = submitted, generated
+        callback.on_execution_step(Executor())
+        return streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S
+
+    clock, callback = [100.0], pipeline.ShortWait()
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(streaming_executor_state, "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S", pipeline.RAY_WAIT_S)
+    waits = [wait_after(*turn) for turn in [(0, 0, 0), (0, 3, 0), (0.9, 3, 0), (0.2, 3, 0), (9.0, 3, 1), (1.1, 3, 1)]]
+    long, short = pipeline.RAY_WAIT_S, pipeline.SHORT_WAIT_S
+    assert waits == [long, short, short, long, short, long]
 
 
 def blocks_of(config: Config, iteration: int, heldout: list[Prompt] = []):  # noqa: B006
@@ -60,6 +87,8 @@ def test_an_iteration_is_blocks_of_one_prompt():
     assert len({row["seed"] for row in rows}) == 18
     assert {row["min_version"] for row in rows} == {1} and {row["group_size"] for row in rows} == {6}
     check_columns(blocks[0], PROMPT_COLUMNS, "test")
+    # By default of all its samples.
+    assert [len(block) for block in blocks_of(config_for("x", prompts=3, n=6, grain=0), 1)] == [6] * 3
 
 
 def test_an_iteration_is_the_same_whenever_it_is_made_again():
@@ -96,7 +125,7 @@ def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
     config = config_for("stream", prompts=6, n=4, iterations=3)
     with scripted_run(config, engines=2, seconds=(0.2, 1.2)) as run:
         feed = run.feed()
-        ends = []
+        processes = {stat["pid"] for stat in ray.get([engine.stats.remote() for engine in run.engines])}
         for iteration in range(3):
             [rows] = run.rows([feed], iteration)
             assert sorted(row["sample_id"] for row in rows) == sorted(
@@ -115,12 +144,76 @@ def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
             for row in rows:
                 by_group[row["group_id"]].add(row["engine"])
             assert all(len(engines) == 1 for engines in by_group.values()), "a prompt's samples share an engine"
-            ends.append(max(row["received"] for row in rows))
             run.open_gates(iteration + 1)
-        # Engines are resident: one process each, for all plans.
+        # Engines start once in a run: the same processes have served all plans.
         stats = ray.get([engine.stats.remote() for engine in run.engines])
         assert sum(stat["served"] for stat in stats) == 72
-        assert len({stat["pid"] for stat in stats}) == 2
+        assert {stat["pid"] for stat in stats} == processes and len(processes) == 2
+
+
+def test_a_sample_is_graded_at_once_though_its_block_is_a_group(ray_session):
+    config = config_for("grain", prompts=3, n=4, iterations=2, grain=4)
+    with scripted_run(config, seconds=(0.1, 2.5)) as run:
+        feed = run.feed()
+        for iteration in range(2):
+            [rows] = run.rows([feed], iteration)
+            last = {group: max(row["generate_end"] for row in rows if row["group_id"] == group) for group in range(3)}
+            early = [row for row in rows if last[row["group_id"]] - row["generate_end"] > 0.5]
+            assert early and all(row["grade_end"] < last[row["group_id"]] for row in early)
+            assert len({row["sample_id"] for row in rows}) == 12 and {row["grade_status"] for row in rows} == {"ok"}
+            run.open_gates(iteration + 1)
+        # By hint and by block, each was graded once.
+        assert ray.get(run.dispatcher.stats.remote())["graded"] == 24
+
+
+def test_lost_hints_cost_nothing_but_time(ray_session):
+    config = config_for("lost", prompts=3, n=4, iterations=1, grain=4)
+    with scripted_run(config, seconds=(0.5, 2.0)) as run:
+        blocks = run.feed().rows(0)
+        until(lambda: ray.get(run.dispatcher.stats.remote())["kept"] >= 3)
+        os.kill(ray.get(run.dispatcher.stats.remote())["pid"], signal.SIGKILL)  # and what hints had told it
+        rows = [row for block in blocks for row in block]
+        assert len({row["sample_id"] for row in rows}) == 12
+        assert {row["grade_status"] for row in rows} == {"ok"}
+        assert all(row["score"] == row["response_ids"][0] % 2 for row in rows)
+
+
+def test_a_stage_that_dies_has_no_sample_graded_twice(ray_session):
+    config = config_for("rerun", prompts=3, n=4, iterations=1, grain=4)
+    with scripted_run(config, seconds=(0.5, 3.0)) as run:
+        feed = run.feed()
+        blocks = feed.rows(0)
+        first = next(blocks)
+        [stage] = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if "MapBatches(Generate)" in " ".join(process.cmdline())
+        ]
+        stage.kill()
+        rows = first + [row for block in blocks for row in block]
+        assert sorted(row["sample_id"] for row in rows) == sorted(f"0/{g}/{m}" for g in range(3) for m in range(4))
+        assert {row["grade_status"] for row in rows} == {"ok"}
+        stats = ray.get(run.dispatcher.stats.remote())
+        assert (stats["graded"], stats["kept"]) == (12, 12)
+
+
+def test_a_plan_that_is_over_or_abandoned_is_forgotten(ray_session):
+    config = config_for("forget", prompts=2, n=2, iterations=2)
+    with scripted_run(config, seconds=(0.0, 0.1)) as run:
+        kept = lambda: ray.get(run.dispatcher.stats.remote())["kept"]  # noqa: E731
+        run.rows([run.feed()], 0)
+        assert kept() == 4
+        run.rows([run.feed(attempt=1)], 0)  # the learner group has started again
+        until(lambda: kept() == 4)
+        ray.get(run.server.report.remote(0, 0, "record"))
+        until(lambda: kept() == 0)
+
+
+def until(condition, limit_s: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
 
 
 def test_the_next_plan_waits_at_the_gate(ray_session):
@@ -128,10 +221,7 @@ def test_the_next_plan_waits_at_the_gate(ray_session):
     with scripted_run(config, seconds=(0.05, 0.3)) as run:
         feed = run.feed()
         run.rows([feed], 0)
-        deadline = time.time() + 30
-        while ray.get(run.engines[0].stats.remote())["waiting"] < 16:
-            assert time.time() < deadline, "the next iteration's requests do not wait at the gate"
-            time.sleep(0.05)
+        until(lambda: ray.get(run.engines[0].stats.remote())["waiting"] == 16)
         opened = time.time()
         run.open_gates(1)
         [rows] = run.rows([feed], 1)

@@ -304,7 +304,8 @@ def test_time_in_which_nothing_works_bounds():
 
 
 def test_a_scorer_is_a_stage_of_its_own():
-    scored = {"grade_start": T + 1, "grade_end": T + 2, "scorer": "scorer-0", "score_start": T + 2, "score_end": T + 9}
+    call = {"scorer": "scorer-0", "start": T + 2, "end": T + 9}
+    scored = {"grade_start": T + 1, "grade_end": T + 2, "scoring": json.dumps([call])}
     summary = summary_of([row("3/0/0", 3, "engine-0", T, T + 1) | scored])
     assert summary.busy["Score"] == {"scorer-0": pytest.approx(7 / 9)}
     assert summary.bounding == "Score" and summary.advice.startswith("scoring bounds (78% busy)")

@@ -70,7 +70,7 @@ class Pace:
         if not spread:
             return 0.0, self.t / self.n
         b = min(max((self.nt - self.n * self.t / self.calls) / spread, 0.0), self.t / self.n)
-        return (self.t - b * self.n) / self.calls, b
+        return max(0.0, self.t - b * self.n) / self.calls, b
 
     def sure_cost(self) -> float:
         """What a call costs itself at least: a less two standard errors. A busy machine makes a look larger."""

@@ -6,8 +6,9 @@ groups and plans, work goes to whichever process of whichever node is free, and 
 Ray Data scales the Grade stage: every actor of it that attaches asks for one more host, up to the most that
 `grade.workers` allows. Hosts stay for the run.
 
-A row is known by its `sample_id`. A stage that died and asks again joins the call in progress or gets the result that
-was kept; `forget(iteration)` lets go of them.
+A row is known by its plan, its `sample_id` and what was generated. Whoever asks for one joins the grading in progress
+or gets the result that was kept: the Grade stage, when a block comes to it whose samples hints had told of, and one
+that died and asks again. `forget(plan)` lets go of all that a plan left here.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from ray.actor import ActorHandle
 from raypipe.config import GradeConfig
 from raypipe.grading.host import GraderHost
 from raypipe.grading.queue import GradeQueue
-from raypipe.grading.results import Reply, Sample
+from raypipe.grading.results import Reply, Sample, not_graded
 
 # Calls that may wait in an actor: past every sample of every plan.
 MAX_CONCURRENCY = 100_000
@@ -88,7 +89,8 @@ class GradeDispatcher:
         self.hosts: list[ActorHandle] = []
         self.up: list[ActorHandle] = []  # those of them that have started
         self.attached: dict[str, set[str]] = {}
-        self.results: dict[int, dict[str, asyncio.Task[dict[str, Any]]]] = {}
+        self.results: dict[str, dict[tuple[Any, ...], asyncio.Task[dict[str, Any]]]] = {}  # by plan, then row
+        self.forgotten: set[str] = set()
         self.starting: asyncio.Task[None] | None = None
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -152,28 +154,42 @@ class GradeDispatcher:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
+    async def hint(self, row: Sample) -> None:
+        """A sample is finished and will come by its plan: grades it now. Nothing depends on this call."""
+        await self.start()
+        if row["plan"] not in self.forgotten:
+            self._graded(row)
+
     async def grade(self, rows: list[Sample]) -> list[dict[str, Any]]:
-        """The GRADE_COLUMNS of each row, in order (see `GradeQueue.grade`; rows also have `iteration`)."""
+        """The GRADE_COLUMNS of each row (see `rows.to_grade` and `GradeQueue.grade`), in order."""
         await self.start()
-        return await asyncio.gather(*map(self._grade_once, rows))
+        return await asyncio.gather(*map(self._collect, rows))
 
-    async def _grade_once(self, row: Sample) -> dict[str, Any]:
-        results = self.results.setdefault(row["iteration"], {})
-        task = results.get(row["sample_id"])
-        if task is None:
-            task = results[row["sample_id"]] = asyncio.create_task(self.queue.grade(row))
-        return await asyncio.shield(task)
+    async def _collect(self, row: Sample) -> dict[str, Any]:
+        if row["plan"] in self.forgotten:  # a straggler: nobody reads its plan any more
+            return not_graded("its plan was abandoned")
+        return await asyncio.shield(self._graded(row))
 
-    async def forget(self, iteration: int) -> None:
-        """Lets go of the results of an iteration, and ends what still waits for members that will not come."""
+    def _graded(self, row: Sample) -> asyncio.Task[dict[str, Any]]:
+        """The one grading of a row. A sample that was generated anew, with another response, is another row."""
+        results = self.results.setdefault(row["plan"], {})
+        key = (row["sample_id"], row["response_text"], row.get("finish_reason"))
+        if key not in results:
+            results[key] = asyncio.create_task(self.queue.grade(row))
+        return results[key]
+
+    async def forget(self, plan: str) -> None:
+        """Lets go of a plan's results, and ends what still waits for members that will not come."""
         await self.start()
-        self.queue.forget(iteration)
-        self.results.pop(iteration, None)
+        self.forgotten.add(plan)
+        self.queue.forget(plan)
+        self.results.pop(plan, None)
 
     async def stats(self) -> dict[str, Any]:
-        """Counts since the start (see `GradeQueue.stats`), the hosts that are up, and this process's id."""
+        """Counts since the start (see `GradeQueue.stats`), hosts that are up, results kept, and this process's id."""
         await self.start()
-        return {"hosts": len(self.up), "pid": os.getpid(), **self.queue.stats()}
+        kept = sum(map(len, self.results.values()))
+        return {"hosts": len(self.up), "kept": kept, "pid": os.getpid(), **self.queue.stats()}
 
     async def close(self) -> None:
         """Ends every host with its processes."""

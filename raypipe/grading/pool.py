@@ -66,10 +66,6 @@ class GradingPool:
         """The GRADE_COLUMNS of one sample; see `GradeQueue.grade`."""
         return await self.queue.grade(sample)
 
-    def forget(self, iteration: int) -> None:
-        """Ends the wait of groups of an iteration whose missing members will not come."""
-        self.queue.forget(iteration)
-
     def stats(self) -> dict[str, Any]:
         """Counts since the start; see `GradeQueue.stats`."""
         return self.queue.stats()

@@ -4,7 +4,7 @@ In: `grade(sample)`, one coroutine a sample, from anywhere. Out: its GRADE_COLUM
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from raypipe.config import GraderConfig, grader_name
@@ -24,9 +24,13 @@ SEEN = (
 class Group:
     """The members of a prompt that have arrived (None: generation failed), and the grades of the call they share."""
 
-    def __init__(self) -> None:
-        self.members: dict[str, Sample | None] = {}
+    def __init__(self, size: int, members: Mapping[str, Sample | None]):
+        self.size, self.members = size, dict(members)
         self.grades: asyncio.Future[dict[str, Grade]] = asyncio.get_running_loop().create_future()
+
+    @property
+    def complete(self) -> bool:
+        return len(self.members) >= self.size
 
 
 class GradeQueue:
@@ -63,7 +67,7 @@ class GradeQueue:
 
         Args:
             sample: `sample_id` and the columns SEEN (`prompt`, `ground_truth` and `extra_info` as JSON); for group
-                graders also `iteration`, `purpose`, `group_id` and `group_size`; where generation may fail also
+                graders also `plan`, `iteration`, `purpose`, `group_id` and `group_size`; where generation may fail also
                 `finish_reason` and `generate_error`.
 
         Returns:
@@ -102,13 +106,16 @@ class GradeQueue:
         return (await asyncio.shield(self._join(lane, sample, failed=False).grades))[sample["sample_id"]]
 
     def _join(self, lane: Lane, sample: Sample, failed: bool) -> Group:
-        """Adds a member to its group; the last one has the group called."""
-        sample_id = sample["sample_id"]
-        key = (sample["iteration"], sample.get("purpose"), sample["group_id"], lane.index)
-        group = self.groups.setdefault(key, Group())
-        group.members[sample_id] = None if failed else sample
-        if len(group.members) >= sample["group_size"]:
-            del self.groups[key]
+        """Adds a member to its group; the last one has the group called, and so has one that is generated anew later.
+
+        Groups are kept for the latter until `forget`.
+        """
+        key = (sample.get("plan", ""), sample["iteration"], sample.get("purpose"), sample["group_id"], lane.index)
+        group = self.groups.get(key)
+        if group is None or group.complete:
+            group = self.groups[key] = Group(sample["group_size"], group.members if group else {})
+        group.members[sample["sample_id"]] = None if failed else sample
+        if group.complete:
             self._keep(self._grade_group(lane, group))
         return group
 
@@ -127,12 +134,13 @@ class GradeQueue:
         self.group_tasks.add(task)
         task.add_done_callback(self.group_tasks.discard)
 
-    def forget(self, iteration: int) -> None:
-        """Ends the wait of groups of an iteration whose missing members will not come."""
-        for key in [key for key in self.groups if key[0] == iteration]:
+    def forget(self, plan: str) -> None:
+        """Lets go of a plan's groups, and ends the wait of those whose missing members will not come."""
+        for key in [key for key in self.groups if key[0] == plan]:
             group = self.groups.pop(key)
-            error = f"only {len(group.members)} members of its group arrived"
-            group.grades.set_result({sample_id: Grade("error", error=error) for sample_id in group.members})
+            if not group.complete:
+                error = f"only {len(group.members)} members of its group arrived"
+                group.grades.set_result({sample_id: Grade("error", error=error) for sample_id in group.members})
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start: samples received and graded, kills, and by grader its statuses and commonest errors.

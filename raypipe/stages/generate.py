@@ -3,6 +3,9 @@
 In: PROMPT_COLUMNS. Out: GENERATE_COLUMNS. The stage is thin: the engines and their gate outlive the plan, so this
 process holds no weights, asks for no CPU, and can die and be run again (an engine knows each sample by its id). Samples
 of one prompt go to the same engine, whose prefix cache then holds the prompt.
+
+A block leaves when its last sample is finished, and then has the executor's queues before it. So a listener is told of
+each sample at once, as a hint: the plan carries every sample in any case, and one told of twice, or never, is no fault.
 """
 
 import asyncio
@@ -14,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from raypipe.rows import GENERATE_COLUMNS, PROMPT_COLUMNS, add_columns, check_columns
+from raypipe.rows import GENERATE_COLUMNS, PROMPT_COLUMNS, add_columns, check_columns, to_grade
 
 
 class Generate:
@@ -22,11 +25,15 @@ class Generate:
     engines: names of the engine actors.
     plan: key of the plan; `abort(plan)` on an engine ends all that it asked for.
     sampling: sampling settings by the row's `purpose`, e.g. {"train": {"temperature": 1.0, ...}}.
+    listener: name of an actor whose `hint` is called with each finished sample (`rows.to_grade`).
     attempts: how many engines a sample may try when engines die under it.
     """
 
-    def __init__(self, engines: list[str], plan: str, sampling: dict[str, dict[str, Any]], attempts: int = 3):
+    def __init__(
+        self, engines: list[str], plan: str, sampling: dict[str, dict[str, Any]], listener: str, attempts: int = 3
+    ):
         self.engines = {name: ray.get_actor(name) for name in engines}
+        self.listener = ray.get_actor(listener)
         self.plan = plan
         self.sampling = sampling
         self.attempts = attempts
@@ -36,7 +43,12 @@ class Generate:
     async def __call__(self, table: pa.Table) -> pa.Table:
         check_columns(table, PROMPT_COLUMNS, "Generate")
         rows = table.select(list(PROMPT_COLUMNS)).to_pylist()
-        return add_columns(table, await asyncio.gather(*map(self._generate, rows)), GENERATE_COLUMNS)
+        return add_columns(table, await asyncio.gather(*map(self._finish, rows)), GENERATE_COLUMNS)
+
+    async def _finish(self, row: dict[str, Any]) -> dict[str, Any]:
+        generated = await self._generate(row)
+        self.listener.hint.remote(to_grade(row | generated, self.plan))
+        return generated
 
     async def _generate(self, row: dict[str, Any]) -> dict[str, Any]:
         request = {

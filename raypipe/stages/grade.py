@@ -1,21 +1,23 @@
 """Grade: hands each sample of a block to the run's grade dispatcher and waits for its score.
 
 In: PROMPT_COLUMNS and GENERATE_COLUMNS. Out: GRADE_COLUMNS. The stage is thin: the child processes that run graders,
-and the one queue that forms their batches across blocks, outlive the plan. Its actors are what Ray Data scales when
-`grade.workers` is a range: each one that attaches adds a grader host to the run.
+and the one queue that forms their batches across blocks, outlive the plan. A sample that the dispatcher has heard of
+before its block came here is graded, or about to be, and this stage collects its score; any other is graded now. The
+stage's actors are what Ray Data scales when `grade.workers` is a range: each one that attaches adds a grader host.
 """
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import ray
 
-from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, add_columns, check_columns
-
-# What a grader may see; log-probs and the prompt's tokens stay out of the way.
-READS = (
-    "sample_id", "iteration", "group_id", "group_size", "member", "purpose", "data_source", "prompt",
-    "prompt_text", "ground_truth", "extra_info", "response_text", "response_ids", "finish_reason", "generate_error",
-)  # fmt: skip
+from raypipe.rows import (
+    GENERATE_COLUMNS,
+    GRADE_COLUMNS,
+    GRADE_READS,
+    PROMPT_COLUMNS,
+    add_columns,
+    check_columns,
+    to_grade,
+)
 
 
 class Grade:
@@ -25,12 +27,11 @@ class Grade:
     """
 
     def __init__(self, dispatcher: str, plan: str):
-        self.dispatcher = ray.get_actor(dispatcher)
+        self.dispatcher, self.plan = ray.get_actor(dispatcher), plan
         ray.get(self.dispatcher.attach.remote(plan, ray.get_runtime_context().get_actor_id()))
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         check_columns(table, {**PROMPT_COLUMNS, **GENERATE_COLUMNS}, "Grade")
-        lengths = pc.list_value_length(table["response_ids"])
-        seen = table.select(list(READS)).append_column("response_length", lengths)
-        graded = await self.dispatcher.grade.remote(seen.to_pylist())
+        rows = table.select(list(GRADE_READS)).to_pylist()
+        graded = await self.dispatcher.grade.remote([to_grade(row, self.plan) for row in rows])
         return add_columns(table, graded, GRADE_COLUMNS)
