@@ -27,6 +27,10 @@ DRIVER = Path(__file__).with_name("code_driver.py").read_text()
 SEVERITY = ("ok", "crash", "timeout", "killed")
 
 
+def cpus() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 class CodeGrader:
     """Scores programs by their tests.
 
@@ -39,7 +43,8 @@ class CodeGrader:
         all_or_nothing: score 1.0 only if all cases pass, else 0.0; the first failure saves the remaining cases.
         timeout_s: wall-clock limit of a case in seconds, from when the program starts; CPU time is limited with it.
         memory_mb: limit of a case in MiB, unless its tests say otherwise. A program that catches `MemoryError` goes on.
-        processes: sandboxes at a time over all samples of a call; by default as many as there are CPUs.
+        processes: sandboxes at a time over all samples of a call; by default as many as there are CPUs, in a run this
+            grader process's share of them (CPUs / `grade.processes`). More would make cases run out of wall-clock time.
         max_timeouts: after so many cases of one sample the others count as timed out without being run.
         allow_packages: lets programs and tests import the packages installed beside this one.
         unsafe_without_sandbox: runs model code as the calling user, with resource limits and nothing else.
@@ -65,7 +70,7 @@ class CodeGrader:
                 raise ValueError(f"CodeGrader: {name}={value!r} must be above 0")
         self._all_or_nothing = all_or_nothing
         self._limits = Limits(wall_s=timeout_s, memory_mb=memory_mb)
-        self._processes = processes or os.cpu_count() or 1
+        self._processes = processes or max(1, cpus() // int(os.environ.get("RAYPIPE_GRADER_PROCESSES", "1")))
         self._max_timeouts = max_timeouts
         self._allow_packages = allow_packages
         self._isolation: Isolation = "none"

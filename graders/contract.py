@@ -36,8 +36,9 @@ class Grader(Protocol):
             data_sources: n names of the data set that each prompt came from.
             solution_strs: n responses, decoded, without the prompt.
             ground_truths: n keys to grade against (any JSON value, None where the data has none).
-            extra_infos: n dicts of whatever else the data row carried; in a run also `prompt` (after the chat template)
-                and `response_length` (tokens), unless the row has its own.
+            extra_infos: n dicts of whatever else the data row carried; in a run also `prompt` (as the data has it: text
+                or messages), `prompt_text` (after the chat template), `response_ids` (tokens) and `response_length`
+                (their number), unless the row has its own.
 
         Returns:
             n scores in the same order.

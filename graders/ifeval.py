@@ -116,10 +116,17 @@ class IFEvalGrader:
     def _follows(self, text: str, name: str, values: dict[str, Any], info: dict[str, Any]) -> tuple[bool, bool]:
         """Whether the text follows one instruction: (strict, loose)."""
         try:
-            results, _ = self.evaluate(text, [name], [values], str(info.get("prompt", "")), self.checkers)
+            results, _ = self.evaluate(text, [name], [values], _asked(info.get("prompt")), self.checkers)
         except Exception as error:
             if type(error) is LookupError:  # what NLTK raises, and no subclass such as KeyError
                 need = "punkt_tab stopwords averaged_perceptron_tagger_eng"
                 raise RuntimeError(f"{name} needs NLTK data: run `python -m nltk.downloader {need}`") from error
             return False, False  # checkers index into the response, which may have no such part
         return (results[0].strict_pass, results[0].loose_pass) if results else (False, False)
+
+
+def _asked(prompt: Any) -> str:
+    """What was asked last, of a prompt that is text or messages."""
+    if isinstance(prompt, list):
+        prompt = prompt[-1].get("content") if prompt else None
+    return str(prompt or "")

@@ -26,7 +26,7 @@ from typing import Any
 
 from graders.math_answer import Readings, Words, read, read_sentence
 from graders.math_compare import match
-from graders.math_extract import extract, find_boxes
+from graders.math_extract import after_phrase, extract, find_boxes
 from graders.math_text import normalise
 
 MAX_CHARACTERS = 10_000  # a longer answer is right only if it is the key letter by letter
@@ -102,12 +102,14 @@ def _accepted(truth: Any, index: int) -> list[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _read_key(key: str) -> tuple[str, Readings]:
-    """A key may come in a box or as a worked solution that ends in ####."""
+    """A key may come in a box, or as a worked solution that ends in #### or with a closing phrase."""
     boxes = find_boxes(key)
     if boxes and boxes[-1][2] is not None:
         key = boxes[-1][2]
     elif "####" in key:
         key = key.rsplit("####", 1)[1]
+    elif "answer" in key.lower():
+        key = after_phrase(key) or key
     text = normalise(key)
     readings = read(text)
     if isinstance(readings[0], Words) and _CALCULUS.search(key) and not _HUGE.search(key):

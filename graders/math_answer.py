@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from graders import math_expression, math_units
 from graders.math_brackets import match_brackets, outside_brackets, split, strip_brackets
 from graders.math_expression import Expression, Unreadable
+from graders.math_words import DENIAL, meaning_of, words_of
 
 MAX_DEPTH = 12
 RELATIONS = "=<>≤≥≠≈∈"
-_NONE = "(?:there (?:is|are) )?no(?: real| integer)? solutions?(?: exists?)?|(?:the )?empty set"
-_ALL = "(?:the )?(?:set of )?all (?:reals|real numbers)"
-_DENIAL = re.compile(r"\b(?:not|no|never|cannot|isn't|wrong|ignore)\b", re.IGNORECASE)
 _UNIT_WORD = "“(?!(?:or|and|to)”)[^”]*”"
 
 
@@ -112,10 +110,11 @@ def read(text: str, depth: int = 0) -> Readings:
 def read_sentence(text: str) -> Readings:
     """Mathematics with words before or after it, such as "There are 460 ways". Nothing if the words deny it, or if the
     text is mathematics as it stands."""
-    if not isinstance(read(text)[0], Words) or "”(" in text or _DENIAL.search(text):
+    if not isinstance(read(text)[0], Words) or "”(" in text or DENIAL.search(text):
         return ()
     body = re.sub(r"^(?:“[^”]*”[\s:,.]*)+", "", text)
-    for rest in (body, re.sub(r"(?:[\s,.]*“[^”]*”)+[.!]?$", "", body)):
+    note = re.sub(r"\s*\((?:“[^”]*”[\s,.\-]*)+\)$", "", body)  # 5 (five)
+    for rest in (body, note, re.sub(r"(?:[\s,.]*“[^”]*”)+[.!]?$", "", body)):
         readings = read(rest) if rest and rest != text else ()
         if readings and not isinstance(readings[0], Words | Choice):
             return readings
@@ -138,27 +137,15 @@ def _readings(text: str, depth: int) -> Iterator[Answer]:
         yield from found
         if found:
             return
-    if re.fullmatch(rf"∅|❴\s*❵|“(?:{_NONE})”", text, re.IGNORECASE):
-        yield Words("∅")
-    if re.fullmatch(rf"ℝ|“(?:{_ALL})”", text, re.IGNORECASE):
-        yield Words("ℝ")
-
-
-def words_of(text: str) -> str:
-    """The text as words to be compared: no case, no punctuation round words, no lead-in such as "the answer is"."""
-    plain = re.sub(r"[“”\s]+", " ", text).strip(" .,;:!?'\"")
-    if re.fullmatch(r"[^\W\d_]{2,}(?:[ .,'\-()]+\w+)*", plain.strip("()")):
-        plain = re.sub(r"[.,'()]|(?<=\s)\s", "", plain.casefold())
-        plain = re.sub(r"^(?:so )?(?:the |my )?(?:final |correct )?(?:answer|option|choice)(?: is| :)? ", "", plain)
-        return re.sub(r"^(?:the|an?|it is|its) (?=\w)", "", plain)
-    plain = plain.strip("() ") if re.fullmatch(r"\W*\w\W*", plain) else plain
-    return plain.casefold() if len(plain) == 1 else plain.replace(" ", "")
+    if meaning := meaning_of(text):
+        yield Words(meaning)
 
 
 def _choice(text: str, depth: int) -> Iterator[Answer]:
     r"""(C), \textbf{(C)} 14, C) 14, C. 14, option C."""
     text = re.sub(r"(?i)^“(?:the )?(?:answer|option|choice)(?: is)?”\s*:?\s*|^“(?:option|choice) (?=[A-J]”)", "", text)
     text = text if text.count("“") == text.count("”") else "“" + text
+    text = re.sub(r"^“([A-J])[.:] ", r"(\1) “", text)
     match = re.match(
         r"(?:\(\s*“?([A-Ja-j])[”.:]*\s*\)|“([A-J])[.:]?”|([A-J])(?=\s*[).:]|\s+[\d“\\]|$)[).:]?)[\s:.)]*", text
     )
@@ -173,7 +160,7 @@ def _scalar(text: str) -> Scalar | None:
     percent = False
     if re.fullmatch("%|percent|per cent|pct|percentage points?", unit.strip()):
         percent, unit = True, ""
-    if _DENIAL.search(unit):
+    if DENIAL.search(unit):
         return None
     words = unit.strip("“”").split(" ")
     scale = math_units.SCALES.get(words[0].lower())
@@ -248,6 +235,7 @@ def _set_operation(text: str, depth: int) -> Iterator[Answer]:
 
 
 def _bracketed(text: str, depth: int) -> Iterator[Answer]:
+    text = re.sub(r"^[A-Z]\s*(?=\([^()]*,)", "", text)  # the point A(3, -2)
     if (match_brackets(text) or {}).get(0) != len(text) - 1:
         return
     opener, inside, closer = text[0], text[1:-1].strip(), text[-1]
@@ -270,6 +258,7 @@ def _bracketed(text: str, depth: int) -> Iterator[Answer]:
 
 
 def _plus_minus(text: str, depth: int) -> Iterator[Answer]:
+    text = text if "±" in text else text.replace("∓", "±")  # one sign alone names both values
     if text.count("±") == 1 and "∓" not in text:
         yield Listing((read(text.replace("±", "+").lstrip("+ "), depth), read(text.replace("±", "-"), depth)))
 

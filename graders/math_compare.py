@@ -26,7 +26,9 @@ from graders.math_answer import (
     read,
 )
 from graders.math_expression import Expression, Unreadable
+from graders.math_expression import equal as _equal
 from graders.math_number import Number
+from graders.math_words import says
 
 MAX_PAIRS = 4_000  # comparisons of two lists, item by item
 
@@ -59,7 +61,9 @@ def _match(key: Answer, answer: Answer) -> bool:
         return _ratios(key, answer)
     if isinstance(key, Based) or isinstance(answer, Based):
         return _based(key, answer)
-    return isinstance(key, Words) and isinstance(answer, Words) and bool(key.text) and key.text == answer.text
+    if not (isinstance(key, Words) and isinstance(answer, Words) and key.text):
+        return False
+    return key.text == answer.text or says(answer.text, key.text)
 
 
 def _choices(key: Answer, answer: Answer) -> bool:
@@ -75,10 +79,12 @@ def _scalars(key: Scalar, answer: Scalar) -> bool:
         return False
     if not key.expression.tokens or not answer.expression.tokens:  # infinity
         return key.expression.text == answer.expression.text
+    for one, other in ((key, answer), (answer, key)):
+        if one.unit == "°" and not other.unit and "π" in other.expression.text:
+            radians = math_expression.parse(f"({one.expression.text})°")
+            return _equal(radians, other.expression)
     if key.percent == answer.percent:
-        return _same_letter(key.expression, answer.expression) or math_expression.equal(
-            key.expression, answer.expression
-        )
+        return _same_letter(key.expression, answer.expression) or _equal(key.expression, answer.expression)
     wanted, given = key.expression.constant, answer.expression.constant
     if wanted is None or given is None:
         return False
@@ -252,7 +258,7 @@ def _ratios(key: Answer, answer: Answer) -> bool:
     if len(wanted) != len(given) or not wanted:
         return False
     if any(part.symbols for part in (*wanted, *given)):
-        return all(math_expression.equal(one, other) for one, other in zip(wanted, given, strict=True))
+        return all(_equal(one, other) for one, other in zip(wanted, given, strict=True))
     values = [(one.constant, other.constant) for one, other in zip(wanted, given, strict=True)]
     if any(None in pair for pair in values):
         return False

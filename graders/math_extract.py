@@ -33,12 +33,12 @@ _SPANS = re.compile(
 )
 _NUMBER = re.compile(
     r"(?:(?<![\w.)\]}])[-+−])?\$?(?:\d*\s?\\[dt]?frac\s?\{[^{}]{1,60}\}\s?\{[^{}]{1,60}\}"
-    r"|\d+(?:,\d{3})*(?:\.\d+)?(?:\s?[/:]\s?\d+)*|\.\d+)(?:\s?(?:\\pi|π))?(?:\s?\\?%)?"
+    r"|(?:\d+\s+(?=\d+/\d))?\d+(?:,\d{3})*(?:\.\d+)?(?:\s?[/:]\s?\d+)*|\.\d+)(?:\s?(?:\\pi|π))?(?:\s?\\?%)?"
 )
 _WORDS = re.compile(r"(?<!\\)\b(?!(?:sin|cos|tan|log|ln|sqrt|pi|and|or|cm|km|mm|kg|mg|ml|ft|in)\b)[^\W\d_]{2,}", re.I)
 _CLAUSE_END = re.compile(
     r"(?<!\.[A-Za-z])[.!?](?=\s|$)|[。！？]|\n|,?\s+\b(?:because|since|which|where|as|so)\b|\s\((?=[a-z]{3})"
-    r"|,?\s+and\s+(?=(?:we|that|this|it|i|so|the)\b)",
+    r"|,?\s+and\s+(?=(?:we|that|this|it|i|so|the)\b)|,?\s+(?:and\s+|but\s+)?not\s",
     re.I,
 )
 
@@ -53,7 +53,7 @@ def extract(response: str) -> str | None:
         return _joined_boxes(text, boxes)
     if (answer := _after_hashes(text)) is not None:
         return answer or None
-    if (answer := _after_phrase(text)) is not None:
+    if (answer := after_phrase(text)) is not None:
         return answer or None
     return _last_number(text)
 
@@ -109,12 +109,12 @@ def _after_hashes(text: str) -> str | None:
         line = _strip_marks(match[1])
         if not _HEADING.match(line):
             return line
-        if (phrase := _after_phrase(text[match.start() :])) is not None:
+        if (phrase := after_phrase(text[match.start() :])) is not None:
             return phrase
     return None
 
 
-def _after_phrase(text: str) -> str | None:
+def after_phrase(text: str) -> str | None:
     """The clause after the last closing phrase; empty if the text ends there, None if there is no phrase."""
     matches = list(_PHRASE.finditer(text))
     if not matches:
@@ -124,7 +124,7 @@ def _after_phrase(text: str) -> str | None:
         return text[matches[-2].end() : match.start()].strip()
     rest = _strip_marks(text[match.end() :].lstrip(" \t\r\n*:：_"))[:4000]
     span = _SPANS.match(rest)
-    if span and not re.match(r"\s*(?:,|\\?%|and\b|or\b|[/:])", rest[span.end() :]):
+    if span and not re.match(r"\s*(?!(?:,\s*)?(?:and\s+|but\s+)?not\b)(?:,|\\?%|and\b|or\b|[/:])", rest[span.end() :]):
         return next(group for group in span.groups() if group)
     end = _CLAUSE_END.search(rest)
     clause = (rest[: end.start()] if end else rest).strip(" *")
@@ -145,7 +145,7 @@ def _last_number(text: str) -> str | None:
             percent = re.match(r"\s*\\?%", text[span.end() :])
             return next(group for group in span.groups() if group) + ("\\%" if percent else "")
     end = text.find("\n", last)
-    line = _strip_marks(text[start : end if end >= 0 else len(text)])
+    line = _strip_marks(text[start : end if end >= 0 else len(text)]).lstrip("# ")
     if len(line) <= 300 and not _WORDS.search(line):
         return line
     numbers = _NUMBER.findall(text[start : last + 100])

@@ -5,6 +5,7 @@ boundary points and a test of membership; two regions are equal if they agree on
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -90,21 +91,29 @@ def _interval(answer: Bracket) -> Region | None:
 
 
 def _inequality(answer: Relation) -> Region | None:
-    """Only what is solved: a variable between constants. 2x > 6 is a question, not an answer."""
+    """Only what is solved: a variable, or its absolute value, between constants. 2x > 6 is a question, no answer."""
     try:
         bounds = [_bound(side) for side in answer.sides]
     except Unreadable:
         return None
     unknown = [i for i, bound in enumerate(bounds) if bound is None]
-    if len(unknown) != 1 or not math_expression.parse(answer.sides[unknown[0]]).is_symbol:
+    if len(unknown) != 1:
         return None
     at = unknown[0]
+    absolute = re.fullmatch(r"\s*\|([^|]*)\|\s*", answer.sides[at])
+    variable = absolute[1] if absolute else answer.sides[at]
+    if not math_expression.parse(variable).is_symbol:
+        return None
     tests = []
     if at > 0:
         tests.append(_comparison(_MIRRORED[answer.operators[at - 1]], bounds[at - 1]))
     if at < len(answer.operators):
         tests.append(_comparison(answer.operators[at], bounds[at + 1]))
-    return Region(_finite(*bounds[max(at - 1, 0) : at + 2]), lambda x: all(test(x) for test in tests), answer.sides[at])
+    ends = _finite(*bounds[max(at - 1, 0) : at + 2])
+    if absolute:
+        ends += tuple(math_number.negate(end) for end in ends)
+        return Region(ends, lambda x: all(test(math_number.apply("abs", x)) for test in tests), variable)
+    return Region(ends, lambda x: all(test(x) for test in tests), variable)
 
 
 def _bound(side: str) -> Number:

@@ -45,15 +45,18 @@ _COMMANDS = {
 
 _FONTS = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|math(?:rm|bf|it|sf|tt|cal|normal)|mbox|hbox|bm|boldsymbol|emph"
-    r"|operatorname\*?)\s*\{([^{}]*)\}"
+    r"|operatorname\*?)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 )
 _MATRIX = re.compile(r"\\(begin|end)\s*\{[pbB]?(?:small)?(?:matrix|array)\}(?:\s*\{[lcr| ]*\})?")
 _REMOVED = re.compile(
     r"\\(?:begin|end)\s*\{(?:aligned|align\*?|equation\*?|gathered|gather\*?)\}|\\(?:left|right)\s*\."
-    r"|\\(?:h?phantom|vphantom|tag|label|color)\s*\{[^{}]*\}|\\textcolor\s*\{[^{}]*\}|&(?=\s*=)"
+    r"|\\(?:h?phantom|vphantom|hspace|tag|label|color)\s*\{[^{}]*\}|\\textcolor\s*\{[^{}]*\}|&(?=\s*=)"
 )
+_INFIX = re.compile(r"\{((?:[^{}]|\{[^{}]*\})*)\\(over|choose)(?![a-zA-Z])((?:[^{}]|\{[^{}]*\})*)\}")
+_INFIX_NAMES = {"over": "frac", "choose": "binom"}
 _SETS = re.compile(r"\\mathbb\s*(?:\{\s*([RZQNC])\s*\}|([RZQNC])(?![A-Za-z]))")
 _THIN = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!,|\\!\s*,\\!|\\[,;: ]|~|\\!)(?=\d{3}(?!\d))")
+_SPEED = re.compile(r"(?<=[\d} ])(km|cm|mm|m|mi|ft|kg|g|mg|L|J) ?/ ?(h|hr|s|sec|min|day|m|L|mL|kg|g)(?![A-Za-z])")
 _ANY_COMMAND = re.compile(r"\\(?:([A-Za-z]+)\*?|(.))", re.DOTALL)
 _WORD = re.compile(r"“[^”]*”|\\[A-Za-z]+|(?<![A-Za-z])[ap]\.\s?m\b\.?|[A-Za-z]{2,}(?:'[a-z]+)?")
 _QUOTED_PART = re.compile(r"[^\W\d_]+(?:['.\-][^\W\d_]+)*\.?|.", re.DOTALL)
@@ -74,6 +77,7 @@ _REWRITES = [
         (r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", "*"),  # 3.2 x 10^5
         (r"(?<![\w\\“}.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?![\w.])", r"\1*10^{\2}"),  # 3.2e5
         (r"\\(frac|binom)\s*(\d)\s*(\d)", r"\\\1{\2}{\3}"),  # \frac12
+        (r"\\(overline|bar|dot)\s*(\d)", r"\\\1{\2}"),  # 0.\overline3
         (r"(\\frac|\\frac\s*\{[^{}]*\})\s*(\d)(?=\d)", r"\1{\2}"),  # \frac{1}23 is half of three
         (r"\\frac\s*\{\s*(“[^”]*”)\s*\}\s*\{\s*(“[^”]*”)\s*\}", r"\1/\2"),  # \frac{m}{s}
         (r"(?<![\d.,])(\d{1,3}) (\d{3}(?: \d{3})*)(?![\d,])", lambda m: m[1] + m[2].replace(" ", "")),  # 12 345
@@ -88,6 +92,11 @@ def normalise(text: str) -> str:
     """The answer in plain notation; empty if nothing is there. Takes time linear in the length."""
     text = _plain_characters(text).strip().strip("*")
     text = re.sub(r"\{\s*\\(?:rm|bf|it|sf|tt)\b([^{}]*)\}", r"\\text{\1}", text)
+    for _ in range(4):  # {{1\over 2}\over 3}
+        text, changes = _INFIX.subn(lambda m: f"\\{_INFIX_NAMES[m[2]]}{{{m[1]}}}{{{m[3]}}}", text)
+        if not changes:
+            break
+    text = re.sub(r"\\not\s*=", r"\\neq ", text)
     text = _delimiters(text)
     text = _MATRIX.sub(lambda match: "⟬" if match[1] == "begin" else "⟭", text)
     text = _SETS.sub(lambda match: {"R": "ℝ", "Z": "ℤ", "Q": "ℚ", "N": "ℕ", "C": "ℂ"}[match[1] or match[2]], text)
@@ -97,13 +106,14 @@ def normalise(text: str) -> str:
         if not changes:
             break
     text = _ANY_COMMAND.sub(_command, text.replace("{,}", ",").replace("{:}", ":"))
+    text = _SPEED.sub(r"“\1”/“\2”", text)
     text = _WORD.sub(_bare_word, text)
     return _tidy(text)
 
 
 def _plain_characters(text: str) -> str:
     """Full-width and other look-alike characters become plain ones; control characters and surrogates go."""
-    text = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "", text)
+    text = re.sub(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "", text)
     if text.isascii():
         return text
     text = re.sub(r"(?:\d\u0305)+", lambda m: "\\overline{" + m.group().replace("\u0305", "") + "}", text)

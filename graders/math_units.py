@@ -46,7 +46,8 @@ def canonical(text: str) -> str:
         elif low not in ("unit", "units", "of", "the", "a", "an", "is", "are"):
             parts.append(_one(word) + power)
             power = ""
-    return "".join(part if part[0] in "^/" or i == 0 else " " + part for i, part in enumerate(parts)).replace("/ ", "/")
+    text = "".join(part if part[0] in "^/" or i == 0 else " " + part for i, part in enumerate(parts)).replace("/ ", "/")
+    return re.sub(r" ([^ ^/]+)\^-(\d)", lambda m: f"/{m[1]}" + f"^{m[2]}" * (m[2] != "1"), text)  # m s^-2
 
 
 def conflict(key: str, answer: str) -> bool:

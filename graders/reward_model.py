@@ -8,7 +8,7 @@ In: a response, with the prompt in `extra_info`. Out: the model's logit for it, 
 
 The model reads prompt and response as a conversation in its own chat template; a prompt is a text, which becomes a user
 message, or a list of messages. With `chat_template: false`, and for tokenizers that have none, prompt, response and
-end of turn are one text: right for a prompt that has its template already, as `extra_info["prompt"]` has in a run.
+end of turn are one text: right for a prompt that has its template already, as has, in a run, `prompt_key: prompt_text`.
 
 The design decision: a batch is sorted by length and cut so that no forward pass holds more than `token_budget` tokens,
 padding included. So memory depends on the budget and not on the batch, and little of it is padding. Only local folders

@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import select
-import selectors
 import signal
 import subprocess
 import sysconfig
@@ -28,14 +27,13 @@ from typing import Literal, Self
 from graders.bubblewrap import PYTHON, WORK, Isolation, SandboxError, find_bwrap, spawn
 from graders.process_watch import memory_mb, process_tree, unshared_memory_mb
 from graders.sandbox_limits import Limits
+from graders.sandbox_pipes import Pipes
 
 __all__ = ["PYTHON", "WORK", "Isolation", "Limits", "Result", "Sandbox", "SandboxError", "find_isolation",
            "run_in_sandbox"]  # fmt: skip
 
 START_S = 30.0  # a sandbox that has not started by then is a fault of the machine
 WATCH_S = 0.05  # between two looks at memory and process count
-CHUNK = 2**16
-STDERR_KEPT = 4096
 
 
 @dataclass(frozen=True)
@@ -150,9 +148,6 @@ class Sandbox:
         self.result: Result | None = None
         self._limits = limits
         self._output_bytes = int(limits.output_mb * 2**20)
-        self._produced = 0  # bytes of output so far
-        self._received = {name: bytearray() for name in ("stdout", "stderr", "control", "channel")}
-        self._pending = {"stdin": bytearray(stdin), "channel": bytearray()}
         self._ready = False
         self._begun = time.monotonic()
         self._deadline = self._begun + START_S
@@ -160,7 +155,6 @@ class Sandbox:
         self._waits_since: float | None = None  # when the program began to wait for us
         self._cleanup = contextlib.ExitStack()
         with contextlib.ExitStack() as cleanup:
-            selector = cleanup.enter_context(selectors.DefaultSelector())
             bwrap = directory = ""
             if isolation == "none":
                 directory = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="unsafe-"))
@@ -170,10 +164,7 @@ class Sandbox:
                 spec, isolation, bwrap=bwrap, disk_mb=limits.disk_mb, files=files or {}, directory=directory
             )
             self._cleanup = cleanup.pop_all()
-        self._selector = selector
-        for name, fd in self._spawned.fds.items():
-            os.set_blocking(fd, False)
-            selector.register(fd, selectors.EVENT_WRITE if name == "stdin" else selectors.EVENT_READ, name)
+        self._pipes = Pipes(self._spawned.fds, stdin)
 
     def __enter__(self) -> Self:
         return self
@@ -184,10 +175,7 @@ class Sandbox:
     def send(self, data: bytes) -> None:
         """Queues bytes for the program's socket; they leave while the caller waits for something."""
         self._resume_clock()
-        self._pending["channel"] += data
-        if "channel" in self._spawned.fds:
-            events = selectors.EVENT_READ | selectors.EVENT_WRITE
-            self._selector.modify(self._spawned.fds["channel"], events, "channel")
+        self._pipes.send(data)
 
     def receive(self, meanwhile: "Sandbox | None" = None) -> bytes | None:
         """The next line from the program's socket, without its end; None when the sandbox ended without one.
@@ -195,7 +183,7 @@ class Sandbox:
         `meanwhile`: another sandbox, which is watched during the wait.
         """
         self._resume_clock()
-        inbox = self._received["channel"]
+        inbox = self._pipes.received["channel"]
         while (end := inbox.find(b"\n")) < 0:
             if self.result:
                 return None
@@ -217,8 +205,7 @@ class Sandbox:
     def close(self) -> None:
         """Kills what still runs and frees everything; may be called twice."""
         self._kill()
-        for name in list(self._spawned.fds):
-            self._close_fd(name)
+        self._pipes.close()
         if self._spawned.root_pidfd is not None:
             os.close(self._spawned.root_pidfd)
             self._spawned.root_pidfd = None
@@ -234,26 +221,22 @@ class Sandbox:
         if self.result:
             return
         wait_s = min(self._deadline, self._next_watch) - time.monotonic() if wait else 0.0
-        for key, events in self._selector.select(max(0.0, wait_s)):
-            if events & selectors.EVENT_WRITE:
-                self._write(key.data)
-            if events & selectors.EVENT_READ:
-                self._read(key.data)
+        self._pipes.serve(wait_s)
         self._judge(time.monotonic())
 
     def _judge(self, now: float) -> None:
-        control = bytes(self._received["control"]).split(b"\n")
+        control = bytes(self._pipes.received["control"]).split(b"\n")
         if not self._ready and control[0] == b"ready":
             self._ready, self._begun, self._deadline = True, now, now + self._limits.wall_s
-        if not self._ready and ("control" not in self._spawned.fds or now > self._deadline):
+        if not self._ready and ("control" not in self._pipes.fds or now > self._deadline):
             self._kill()
-            message = bytes(self._received["stderr"]).decode(errors="replace").strip()
+            message = bytes(self._pipes.received["stderr"]).decode(errors="replace").strip()
             raise SandboxError(f"the sandbox did not start: {message or f'nothing heard in {START_S:.0f} s'}")
         if len(control) > 2:
             self._finish("exited", returncode=int(control[1]) if re.fullmatch(rb"-?\d{1,3}", control[1]) else -9)
-        elif "control" not in self._spawned.fds:  # the program killed what watched over it, and so itself
+        elif "control" not in self._pipes.fds:  # the program killed what watched over it, and so itself
             self._finish("exited", returncode=-signal.SIGKILL)
-        elif self._produced > self._output_bytes:
+        elif self._pipes.produced > self._output_bytes:
             self._finish("killed", reason="output_mb")
         elif now > self._deadline and self._waits_since is None:
             self._finish("timeout", reason="wall_s")
@@ -274,15 +257,13 @@ class Sandbox:
     ) -> None:
         seconds = time.monotonic() - self._begun
         self._kill()
-        for name in ("stdout", "stderr", "channel"):  # what is left in the pipes, now that nobody writes
-            while name in self._spawned.fds and self._read(name):
-                pass
-        if status == "exited" and self._produced > self._output_bytes:
+        self._pipes.drain()
+        if status == "exited" and self._pipes.produced > self._output_bytes:
             status, returncode, reason = "killed", None, "output_mb"
         if returncode == -signal.SIGXCPU:
             status, returncode, reason = "timeout", None, "cpu"
-        stdout = bytes(self._received["stdout"][: self._output_bytes])
-        self.result = Result(status, returncode, stdout, bytes(self._received["stderr"]), reason, seconds)
+        stdout = bytes(self._pipes.received["stdout"][: self._output_bytes])
+        self.result = Result(status, returncode, stdout, bytes(self._pipes.received["stderr"]), reason, seconds)
 
     def _kill(self) -> None:
         """Ends all processes inside and waits until they are gone."""
@@ -306,38 +287,3 @@ class Sandbox:
         except subprocess.TimeoutExpired:
             spawned.process.kill()
             spawned.process.wait()
-
-    def _read(self, name: str) -> bool:
-        """Takes in what is there, up to a chunk; whether there was anything."""
-        try:
-            data = os.read(self._spawned.fds[name], CHUNK)
-        except BlockingIOError:
-            return False
-        except ConnectionResetError:
-            data = b""
-        if not data:
-            self._close_fd(name)
-            return False
-        self._produced += len(data)
-        self._received[name] += data
-        if name == "stderr":
-            del self._received[name][:-STDERR_KEPT]
-        return True
-
-    def _write(self, name: str) -> None:
-        pending = self._pending[name]
-        try:
-            del pending[: os.write(self._spawned.fds[name], pending[:CHUNK])]
-        except BlockingIOError:
-            return
-        except (BrokenPipeError, ConnectionResetError):  # the program does not want it
-            pending.clear()
-        if not pending and name == "stdin":
-            self._close_fd("stdin")
-        elif not pending:
-            self._selector.modify(self._spawned.fds["channel"], selectors.EVENT_READ, "channel")
-
-    def _close_fd(self, name: str) -> None:
-        fd = self._spawned.fds.pop(name)
-        self._selector.unregister(fd)
-        os.close(fd)

@@ -9,8 +9,9 @@ lists. A path may name, told apart by the names of the arguments:
     a class, or a function with none of these   called once with kwargs; what it returns is then one of the above
 
 A function's kwargs go into every call, like verl's `reward_kwargs`, which may be given by that name, too. TRL's columns
-are the keys of extra_info, and the ground truth as `ground_truth`, `answer` and `solution`; completions are messages
-where the prompt is, where the function's annotation says so (`list[list[dict]]`) or with `conversational: true`.
+are the keys of extra_info, and the ground truth as `ground_truth`, `answer` and `solution`. As in TRL, prompts are what
+the data has, and completions are messages where prompts are; besides, where the function's annotation says so
+(`list[list[dict]]`) or with `conversational: true`.
 
 The design decision: functions are used unchanged, and what does not fit is said before the run starts. Imports nothing
 but the standard library, since every grader process starts with it.
@@ -41,7 +42,11 @@ PLURALS = {
     "ground_truth": "ground_truths",
     "extra_info": "extra_infos",
 }
-RECOGNISED = ("solution_strs", "solution_str", "completions", "completion_ids")
+# TRL's trainer says completion_ids, its documentation also completions_ids.
+TOKENS = ("completion_ids", "completions_ids")
+RECOGNISED = ("solution_strs", "solution_str", "completions", *TOKENS)
+# What a run adds to extra_infos (`grading/child.py`), and no column of the data.
+ADDED = ("prompt", "prompt_text", "response_ids", "response_length")
 WANTED = "solution_strs (a batch), solution_str (verl) or completions (TRL)"
 
 
@@ -178,8 +183,10 @@ def _trl_columns(rows: Rows, infos: list[dict[str, Any]], conversational: bool) 
     if conversational or any(isinstance(prompt, list) for prompt in prompts):
         prompts = [p if isinstance(p, list) else [{"role": "user", "content": p}] for p in prompts]
         completions = [[{"role": "assistant", "content": text}] for text in completions]
-    keys = dict.fromkeys(key for info in infos for key in info if key != "prompt")
+    keys = dict.fromkeys(key for info in infos for key in info if key not in ADDED)
+    tokens = [info["response_ids"] for info in infos if "response_ids" in info]
     return {
+        **({name: tokens for name in TOKENS} if len(tokens) == len(infos) else {}),
         "data_source": list(rows["data_sources"]),
         **{name: list(rows["ground_truths"]) for name in ("ground_truth", "answer", "solution")},
         **{key: [info.get(key) for info in infos] for key in keys},

@@ -106,7 +106,9 @@ class GradeConfig:
     workers: str = key("1", "grader actors: a number, or min..max scaled by Ray Data")
     processes: int = key(2, "child processes of each grader actor; each reserves one CPU where there are enough")
     memory_mb: int = key(4096, "memory that a child process may hold before it is killed, MiB")
-    max_failed_fraction: float = key(0.5, "stop the run when a larger part of an iteration's samples fails in grading")
+    max_failed_fraction: float = key(
+        0.5, "stop the run when grading, or one grader, fails on a larger part of its samples"
+    )
     async_concurrency: int = key(64, "calls of async graders in flight in the whole run")
     async_rate: float = key(0.0, "calls of async graders started per second in the whole run; 0: no limit")
     retries: int = key(4, "times an async call is repeated, with backoff, after a connection error")

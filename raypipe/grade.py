@@ -51,15 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = config_for(options)
+        sizes = _sizes(options.compare_batches)
+        out = _out_file(options.out)
         rows = read(options)
-        if options.out and Path(options.out).suffix not in (".parquet", ".jsonl"):
-            raise ValueError(f"--out {options.out}: the name must end in .parquet or .jsonl")
         graded = grade_rows(config, rows)
         report(graded)
-        if options.compare_batches:
-            compare(config, rows, [int(size) for size in options.compare_batches.split(",")])
-        if options.out:
-            write(Path(options.out), graded)
+        if out:
+            write(out, graded)
+        compare(config, rows, sizes)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -90,10 +89,31 @@ def config_for(options: argparse.Namespace) -> Config:
 
 
 def _mapping(option: str, text: str) -> dict[str, Any]:
-    value = yaml.safe_load(text)
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = None
     if not isinstance(value, dict):
-        raise ValueError(f"{option} {text!r} must be a mapping, e.g. {{name: value}}")
+        raise ValueError(f"{option} {text!r} must be a mapping in YAML or JSON, e.g. {{name: value}}")
     return value
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = text.split(",") if text else []
+    if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
+        raise ValueError(f"--compare-batches {text!r} must be numbers of samples from 1, e.g. 1,4,16")
+    return [int(size) for size in sizes]
+
+
+def _out_file(name: str | None) -> Path | None:
+    if not name:
+        return None
+    path = Path(name)
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise ValueError(f"--out {name}: the name must end in .parquet or .jsonl")
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {name}: there is no folder {path.parent}; make it first")
+    return path
 
 
 def read(options: argparse.Namespace) -> Rows:
@@ -122,6 +142,7 @@ def read(options: argparse.Namespace) -> Rows:
             {
                 "sample_id": example.prompt_id,
                 "data_source": example.data_source,
+                "prompt": json.dumps(example.prompt),
                 "prompt_text": prompt,
                 "response_text": text,
                 "ground_truth": example.ground_truth,
@@ -141,6 +162,7 @@ def to_block(rows: Rows) -> Any:
     from raypipe.rows import GENERATE_COLUMNS, PROMPT_COLUMNS
 
     fill: dict[str, Any] = {
+        "prompt": '""',
         "purpose": "train",
         "prompt_id": "",
         "generate_error": "",
@@ -153,7 +175,7 @@ def to_block(rows: Rows) -> Any:
     return pa.table({name: pa.array([row[name] for row in complete], dtype) for name, dtype in columns.items()})
 
 
-def grade_rows(config: Config, rows: Rows) -> Rows:
+def grade_rows(config: Config, rows: Rows, per_block: int = SAMPLES_PER_BLOCK) -> Rows:
     """`rows` with their GRADE_COLUMNS, in the same order, graded by the plan's Grade stage on a Ray of its own."""
     import ray
 
@@ -172,8 +194,7 @@ def grade_rows(config: Config, rows: Rows) -> Rows:
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, ValueError) else error from None
         workers = Workers([], "grade/grade-dispatcher", grader_actors(config), {})
-        size = SAMPLES_PER_BLOCK
-        blocks = [to_block(rows[first : first + size]) for first in range(0, len(rows), size)]
+        blocks = [to_block(rows[first : first + per_block]) for first in range(0, len(rows), per_block)]
         found: dict[str, dict[str, Any]] = {}
         console.start_iteration(0, len(rows))
         for batch in build_grading_plan("grade", blocks, workers).iter_batches(
@@ -224,12 +245,13 @@ def report(rows: Rows) -> None:
 def compare(config: Config, rows: Rows, sizes: list[int]) -> None:
     """Prints samples a second of the grader at each `max_batch`, all queued at once, after a first call to warm up."""
     from raypipe.grading.pool import GradingPool
+    from raypipe.rows import to_grade
 
     async def measure(size: int) -> float:
         graders = [dataclasses.replace(grader, max_batch=size) for grader in config.grade.graders]
         pool = GradingPool(graders, config.grade.processes, config.grade.memory_mb)
         await pool.start()
-        samples = to_block(rows).to_pylist()
+        samples = [to_grade(row, "") for row in to_block(rows).to_pylist()]
         await asyncio.gather(*(pool.grade(sample | {"iteration": -1}) for sample in samples[: config.grade.processes]))
         begin = time.perf_counter()
         await asyncio.gather(*map(pool.grade, samples))

@@ -184,6 +184,7 @@ def group_blocks(group: Group, grain: int, seed: int) -> list[pa.Table]:
             "prompt_id": [group.prompt.prompt_id] * grain,
             "min_version": [group.min_version] * grain,
             "data_source": [group.prompt.data_source] * grain,
+            "prompt": [group.prompt.prompt] * grain,
             "prompt_text": [group.prompt.text] * grain,
             "prompt_ids": [group.prompt.ids] * grain,
             "ground_truth": [group.prompt.ground_truth] * grain,

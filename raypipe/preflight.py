@@ -14,6 +14,7 @@ from rich.table import Table
 from raypipe import resources
 from raypipe.adapters import find_grader
 from raypipe.config import Config, grader_name
+from raypipe.grading.queue import check_data_sources
 from raypipe.loggers import check_loggers
 from raypipe.prompts import PromptSet, load_prompts
 from raypipe.resources import Demand, Machine
@@ -64,12 +65,15 @@ class Inputs:
 
 
 def preflight(config: Config) -> Inputs:
-    """Checks files, model folder and graders, reads the prompts and compares the resource plan with the machine."""
+    """Checks files, model folder and graders, reads the prompts, of which each needs a grader, and compares the
+    resource plan with the machine."""
     check_loggers(config.log.loggers)
     check_parts(config, config.data.train_files + config.data.val_files)
     tokenizer = load_tokenizer(config.model.path)
     train = load_prompts(config.data.train_files, config.data, tokenizer, "")
     heldout = load_prompts(config.data.val_files, config.data, tokenizer, "") if config.data.val_files else None
+    used = [*train.prompts, *(heldout.prompts if heldout else ())]
+    check_data_sources(config.grade.graders, {prompt.data_source for prompt in used})
     machine = resources.find_machine()
     asked = resources.demands(config, machine)
     return Inputs(train, heldout, machine, asked, resources.missing(asked, machine))
@@ -83,6 +87,7 @@ def preflight_sampling(config: Config, files: list[str]) -> tuple[PromptSet, lis
     """
     check_parts(config, files)
     prompts = load_prompts(files, config.data, load_tokenizer(config.model.path), "")
+    check_data_sources(config.grade.graders, {prompt.data_source for prompt in prompts.prompts})
     machine = resources.find_machine()
     asked = resources.sampling_demands(config, machine)
     for sentence in resources.missing(asked, machine):

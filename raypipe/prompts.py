@@ -10,6 +10,7 @@ special tokens that the tokenizer adds to any text, such as a beginning-of-seque
 those, because the template has written them.
 """
 
+import json
 import sys
 from array import array
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ class Prompt:
 
     prompt_id: the row's id under data.id_key, else "file name:line" (JSONL) or "file name:row" (parquet).
     data_source: chooses the graders.
+    prompt: JSON of the prompt as the row has it, text or messages; graders get it.
     text: after the chat template.
     ids: tokens of `text`, int32.
     ground_truth, extra_info: JSON, as graders get them.
@@ -43,6 +45,7 @@ class Prompt:
 
     prompt_id: str
     data_source: str
+    prompt: str
     text: str
     ids: array
     ground_truth: str
@@ -105,6 +108,7 @@ def _encode(examples: list[Example], tokenizer: "PreTrainedTokenizerBase") -> It
         yield Prompt(
             prompt_id=example.prompt_id,
             data_source=sys.intern(example.data_source),
+            prompt=json.dumps(example.prompt),
             text=text,
             ids=array("i", ids),
             ground_truth=example.ground_truth,

@@ -2,8 +2,8 @@
 
 In: prompts become rows in `pipeline.py`. Out: the learner reads rows that every stage has passed over. A stage names
 the columns it reads and adds here, and `check_columns` fails at its door with the name of what is missing, so no stage
-needs to know another. JSON is used where the value's type differs from row to row (`ground_truth`, `extra_info`,
-`grades`): an Arrow struct would force one schema on all rows.
+needs to know another. JSON is used where the value's type differs from row to row (`prompt`, `ground_truth`,
+`extra_info`, `grades`): an Arrow struct would force one schema on all rows.
 
 An example row after Grade (Generate added `response_*`, Grade added `score` and below):
 
@@ -17,7 +17,8 @@ An example row after Grade (Generate added `response_*`, Grade added `score` and
     prompt_id        "gsm8k-train-204"
     min_version      3                          the gate holds the request until the engine has these weights
     data_source      "gsm8k"
-    prompt_text      "<|user|>What is 6*7?<|assistant|>"
+    prompt           "\"What is 6*7?\""           JSON: the prompt as the data has it, text or messages
+    prompt_text      "<|user|>What is 6*7?<|assistant|>"   after the chat template
     prompt_ids       [1, 529, ...]
     ground_truth     "\"42\""                   JSON
     extra_info       "{\"index\": 204}"         JSON
@@ -62,6 +63,7 @@ PROMPT_COLUMNS = {
     "prompt_id": pa.string(),
     "min_version": pa.int64(),
     "data_source": pa.string(),
+    "prompt": pa.string(),
     "prompt_text": pa.string(),
     "prompt_ids": pa.list_(pa.int32()),
     "ground_truth": pa.string(),
@@ -94,10 +96,10 @@ SCORE_COLUMNS = {
     "scoring": pa.string(),
 }
 
-# What grading reads of a row, besides the length of its response; token ids and log-probs stay out of the way.
+# What grading reads of a row, besides the length of its response: neither log-probs nor the tokens of the prompt.
 GRADE_READS = (
-    "sample_id", "iteration", "group_id", "group_size", "member", "purpose", "data_source", "prompt_text",
-    "ground_truth", "extra_info", "response_text", "finish_reason", "generate_error",
+    "sample_id", "iteration", "group_id", "group_size", "member", "purpose", "data_source", "prompt",
+    "prompt_text", "ground_truth", "extra_info", "response_text", "response_ids", "finish_reason", "generate_error",
 )  # fmt: skip
 
 GRADE_STATUSES = ("ok", "abstain", "error", "timeout", "crash")

@@ -68,7 +68,7 @@ def scripted_run(
         for i in range(engines)
     ]
     ids = [array("i", [1 + i % 50, 2, 3]) for i in range(prompts + heldout)]
-    data = [Prompt(f"p{i}", "toy", f"q{i}", ids[i], '"1"', "{}") for i in range(prompts + heldout)]
+    data = [Prompt(f"p{i}", "toy", f'"q{i}"', f"q{i}", ids[i], '"1"', "{}") for i in range(prompts + heldout)]
     try:
         with plan_run(config, actors, data[:prompts], data[prompts:]) as run:
             yield run

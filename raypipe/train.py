@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from raypipe.config import Config
 from raypipe.config_file import help_text, load_config
+from raypipe.grading.results import FAILURES
 
 if TYPE_CHECKING:
     from raypipe.console import Console
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from raypipe.preflight import Inputs
     from raypipe.run_folder import RunFolder
     from raypipe.runtime import Runtime
+
+# Samples of one grader below which its failures may be those of a few hard prompts.
+ENOUGH_TO_TELL = 32
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -142,22 +146,29 @@ def write_down(
 
 
 def stop_if_grading_fails(config: Config, iteration: int, rows: list[dict[str, Any]]) -> None:
-    """Raises ValueError when more than grade.max_failed_fraction of an iteration's samples failed in grading."""
+    """Raises ValueError when more than grade.max_failed_fraction of an iteration's samples failed in grading, or of the
+    samples of one grader, if they are enough to tell."""
     generated = [row for row in rows if row["finish_reason"] != "failed"]
-    failed = [row for row in generated if row["grade_status"] in ("error", "timeout", "crash")]
-    if len(failed) <= config.grade.max_failed_fraction * len(generated):
-        return
-    errors = Counter(
-        f"{entry['grader']}: {entry['status']}: {entry['error']}"
-        for row in failed
-        for entry in json.loads(row["grades"])
-        if entry["status"] in ("error", "timeout", "crash")
-    )
-    commonest = f" The commonest error: {errors.most_common(1)[0][0]}" if errors else ""
-    raise ValueError(
-        f"iteration {iteration}: grading failed for {len(failed)} of {len(generated)} samples, over "
-        f"grade.max_failed_fraction={config.grade.max_failed_fraction:g}; a grader seems to be broken.{commonest}"
-    )
+    grades = [grade for row in generated for grade in json.loads(row["grades"])]
+    by_grader: dict[str, list[dict[str, Any]]] = {}
+    for grade in grades:
+        by_grader.setdefault(grade["grader"], []).append(grade)
+    most = config.grade.max_failed_fraction
+    for name, own in by_grader.items():
+        failures = Counter(f"{grade['status']}: {grade['error']}" for grade in own if grade["status"] in FAILURES)
+        if len(own) >= min(ENOUGH_TO_TELL, len(generated)) and failures.total() > most * len(own):
+            raise ValueError(
+                f"iteration {iteration}: the grader {name!r} failed for {failures.total()} of {len(own)} samples, over "
+                f"grade.max_failed_fraction={most:g}; it seems to be broken. The commonest error: "
+                f"{failures.most_common(1)[0][0]}"
+            )
+    failed = sum(row["grade_status"] in FAILURES for row in generated)
+    if failed > most * len(generated):
+        commonest = Counter(f"{g['grader']}: {g['status']}: {g['error']}" for g in grades if g["status"] in FAILURES)
+        raise ValueError(
+            f"iteration {iteration}: grading failed for {failed} of {len(generated)} samples, over "
+            f"grade.max_failed_fraction={most:g}. The commonest error: {commonest.most_common(1)[0][0]}"
+        )
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from raypipe.adapters import find_grader, load_grader
 REWARDS = """
 import asyncio
 import functools
+import re
 from typing import Dict, List
 
 BATCH_CALLS = []
@@ -39,6 +40,20 @@ async def compute_score_async(data_source, solution_str, ground_truth, extra_inf
 
 def needs_more(data_source, solution_str, ground_truth, extra_info, threshold):
     return threshold
+
+
+def compute_score_router(
+    data_source, solution_str, ground_truth, extra_info=None, sandbox_fusion_url=None, concurrent_semaphore=None,
+    memory_limit_mb=None, **kwargs
+):
+    assert concurrent_semaphore is None
+    return {"score": float(solution_str == ground_truth), "url": sandbox_fusion_url, "more": sorted(kwargs)}
+
+async def compute_score_judge(
+    data_source, solution_str, ground_truth, extra_info, reward_router_address, reward_model_tokenizer=None
+):
+    await asyncio.sleep(0)
+    return {"score": 1.0, "acc": True, "asked": reward_router_address}
 
 
 # verl: a batch a call
@@ -82,10 +97,33 @@ async def reward_async(prompts, completions, **kwargs):
     await asyncio.sleep(0)
     return [1.0 if p else None for p in prompts]
 
+# TRL's documented examples
+def reward_more_tokens(completions_ids, **kwargs):
+    return [float(len(ids)) for ids in completions_ids]
+
+def reward_more_characters(completions, **kwargs):
+    return [float(len(completion)) for completion in completions]
+
+def reward_tags(completions, **kwargs):
+    contents = [completion[0]["content"] for completion in completions]
+    return [float(bool(re.match(r"^<think>.*?</think><answer>.*?</answer>$", content))) for content in contents]
+
+def reward_boxed(completions, ground_truth, **kwargs):
+    found = [re.search(r"\\\\boxed\\{(.*?)\\}", completion) for completion in completions]
+    return [float(bool(match) and match.group(1) == truth) for match, truth in zip(found, ground_truth)]
+
+def reward_by_task(prompts, completions, task, **kwargs):
+    return [float("4" in c) if t == "math" else None for p, c, t in zip(prompts, completions, task)]
+
+async def reward_not_empty(prompts, completions, **kwargs):
+    await asyncio.sleep(0.01)
+    return [1.0 if completion else 0.0 for completion in completions]
+
 def dynamic(completions, trainer_state, **kwargs):
     return [trainer_state.global_step]
 
 def everything(completions, **columns):
+    SEEN.clear()
     SEEN.update(columns, completions=completions)
     return [0.0] * len(completions)
 
@@ -179,6 +217,19 @@ def test_verl_one_sample_a_call(file):
     assert grade(f"{file}:needs_more", ["a"], threshold=0.5) == [0.5]
 
 
+def test_verl_functions_with_arguments_of_the_run(file):
+    assert grade(f"{file}:compute_score_router", ["1"]) == [{"score": 1.0, "url": None, "more": []}]
+    kwargs = {"reward_kwargs": {"sandbox_fusion_url": "http://s", "level": 2}}
+    assert grade(f"{file}:compute_score_router", ["2"], **kwargs) == [
+        {"score": 0.0, "url": "http://s", "more": ["level"]}
+    ]
+    assert grade(f"{file}:compute_score_judge", ["1"], reward_router_address="judge:80") == [
+        {"score": 1.0, "acc": True, "asked": "judge:80"}
+    ]
+    with pytest.raises(ValueError, match="needs reward_router_address: give it in kwargs"):
+        load_grader(f"{file}:compute_score_judge", {})
+
+
 def test_verl_reward_kwargs(file):
     assert grade(f"{file}:compute_score_short", ["1", "x1"]) == [1.0, 0]
     assert grade(f"{file}:compute_score_short", ["x1"], method="flexible", score=2.0) == [2.0]
@@ -211,6 +262,37 @@ def test_trl_messages(file):
     assert grade(f"{file}:reward_len", ["abc"], extra_infos=[{"prompt": messages}]) == [1.0]  # one message
     with pytest.raises(TypeError):
         grade(f"{file}:format_reward", ["a"], conversational=False)
+
+
+def in_a_run(prompt, response_ids, **columns):
+    """extra_info as a grader process makes it."""
+    added = {"prompt_text": "<template>", "response_ids": response_ids, "response_length": len(response_ids)}
+    return {"prompt": prompt, **added, **columns}
+
+
+def test_trl_examples_on_prompts_that_are_text(file):
+    infos = [in_a_run("The sky is", [6303, 13]), in_a_run("The sun is", [304, 279, 12884, 13])]
+    blue = [" blue.", " in the sky."]
+    assert grade(f"{file}:reward_more_tokens", blue, extra_infos=infos) == [2.0, 4.0]
+    assert grade(f"{file}:reward_more_characters", blue, extra_infos=infos) == [6.0, 12.0]
+    assert grade(f"{file}:reward_not_empty", ["a", ""], extra_infos=infos) == [1.0, 0.0]
+    boxed = [r" The solution is \boxed{2}.", r" The solution is \boxed{6}."]
+    assert grade(f"{file}:reward_boxed", boxed, ["2", "5"], infos) == [1.0, 0.0]
+    tasks = [in_a_run("What is 2+2?", [1], task="math"), in_a_run("Write add.", [1], task="code")]
+    assert grade(f"{file}:reward_by_task", ["4", "def"], extra_infos=tasks) == [1.0, None]
+
+
+def test_trl_examples_on_prompts_that_are_messages(file):
+    prompts = [[{"role": "user", "content": f"What is {i} * 4?"}] for i in range(2)]
+    infos = [in_a_run(prompt, [1, 2]) for prompt in prompts]
+    responses = ["<think>3 * 4</think><answer>12</answer>", "It is 8."]
+    assert grade(f"{file}:reward_tags", responses, extra_infos=infos) == [1.0, 0.0]
+    assert grade(f"{file}:everything", responses, extra_infos=infos) == [0.0, 0.0]
+    seen = find_grader(f"{file}:everything").__globals__["SEEN"]
+    assert seen["prompts"] == prompts
+    assert seen["completions"] == [[{"role": "assistant", "content": text}] for text in responses]
+    assert seen["completion_ids"] == seen["completions_ids"] == [[1, 2], [1, 2]]
+    assert not seen.keys() & {"prompt", "prompt_text", "response_ids", "response_length"}
 
 
 def test_trl_columns(file):

@@ -124,6 +124,17 @@ def test_help_and_config_import_nothing_heavy():
     assert "rollout.temperature" in out
 
 
+def test_a_data_source_without_a_grader_is_found_before_the_run(folder):
+    graders = "grade.graders=[{path: graders.math:MathGrader, data_sources: [gsm8k]}]"
+    rows = '{"prompt": "a", "answer": "1", "data_source": "gsm8k"}\n', '{"prompt": "b", "answer": "1"}\n'
+    (folder / "gsm8k.jsonl").write_text(rows[0])
+    (folder / "mixed.jsonl").write_text(rows[0] + rows[1])
+    sources = f"data.train_files=[{folder}/gsm8k.jsonl]", f"data.val_files=[{folder}/mixed.jsonl]"
+    assert preflight(good(folder, graders, sources[0])).fits
+    with pytest.raises(ValueError, match=r"no grader has the data sources \['default'\]"):
+        preflight(good(folder, graders, *sources))
+
+
 def test_dry_run_prints_the_resource_plan(folder, capsys):
     assert main(["--config", str(folder / "c34_good_config.yaml"), "--dry-run", "grade.workers=3"]) == 0
     out = capsys.readouterr().out

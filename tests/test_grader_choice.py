@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graders.choice import ChoiceGrader, Reader
+from graders.choice import ChoiceGrader
+from graders.choice_reader import Reader
 
 CASES = [json.loads(line) for line in (Path(__file__).parent / "cases" / "choice.jsonl").read_text().splitlines()]
 METALS = {"A": "tin", "B": "gold", "C": "iron", "D": "lead"}
@@ -83,7 +84,8 @@ READINGS = {
         "I am confident that the right answer is C", "C it is.", "It should be C.", "The right one is C",
         "Let's go with C.", "My final choice is C.", "C is my answer", "Answering this is easy: C",
         "An answer that fits is C", "Answer: A. Hmm, on reflection, answer: C.", "The answer is C: iron.",
-        "The answer is:\n\n**C. iron**", "So the answer is C) iron, because it rusts.",
+        "Among A, B, C and D, the best is C", "The answer is:\n\n**C. iron**",
+        "So the answer is C) iron, because it rusts.",
         "Iron rusts, so the answer is C.", "The correct answer is option C, iron.",
         "After checking each option, C fits best.",
         "B is incorrect because gold does not rust. C is correct because iron rusts.",
@@ -247,3 +249,10 @@ def test_long_responses_take_linear_time(unit):
 
     # Quadratic work would take 64 times as long; 24 leaves room for another's load.
     assert seconds(160_000) < 24 * max(seconds(20_000), 0.005)
+
+
+def test_an_article_before_a_text_says_nothing():
+    organs = {"A": "The mitochondria", "B": "The nucleus", "C": "A ribosome", "D": "Both A and B"}
+    assert [score(text, "B", organs) for text in ("nucleus", "The nucleus", "a nucleus", "nuclei")] == [1, 1, 1, 0]
+    twice = {"A": "a mole", "B": "the mole", "C": "an owl"}
+    assert [score(text, "A", twice) for text in ("a mole", "mole", "the mole")] == [1, 0, 0]

@@ -28,6 +28,12 @@ RIGHT_ADD = "print(sum(map(int, input().split())))"
 
 @pytest.fixture(scope="module")
 def grader() -> CodeGrader:
+    """Patient, so that no right program is late on a machine that is busy."""
+    return CodeGrader(timeout_s=10.0, memory_mb=512)
+
+
+@pytest.fixture(scope="module")
+def hasty() -> CodeGrader:
     return CodeGrader(timeout_s=2.0, memory_mb=512)
 
 
@@ -43,7 +49,7 @@ def fenced(code: str) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['id']}-{case['kind']}" for case in CASES])
-def test_case(case, grader, tmp_path, monkeypatch):
+def test_case(case, grader, hasty, tmp_path, monkeypatch):
     setup, after = case.get("setup", {}), case.get("after", {})
     marker = f"# {uuid.uuid4()}"  # seen in the command line of every process of the sandbox
     monkeypatch.setattr(code_module, "DRIVER", code_module.DRIVER + marker)
@@ -58,7 +64,8 @@ def test_case(case, grader, tmp_path, monkeypatch):
         for mark, value in places.items():
             response = response.replace(mark, value)
         began = time.monotonic()
-        result = grade(grader, response, case["tests"])
+        late = "timeout" in case.get("status_ok", [case["status"]])
+        result = grade(hasty if late else grader, response, case["tests"])
         seconds = time.monotonic() - began
         server.settimeout(0.1)
         if after.get("no_connection"):
@@ -161,9 +168,9 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_program(name, grader):
+def test_program(name, grader, hasty):
     code, tests, score, statuses = PROGRAMS[name]
-    result = grade(grader, fenced(code), tests)
+    result = grade(hasty if "timeout" in statuses else grader, fenced(code), tests)
     assert (result["score"], result["status"] in statuses.split()) == (score, True), result
 
 
@@ -335,9 +342,9 @@ def test_extraction(response, code):
 
 @pytest.mark.parametrize("text", ["`" * 10**5, " " * 10**5, "\n" * 10**5, "```python\n" * 10**4, "~" * 10**5 + "\n"])
 def test_extraction_takes_linear_time(text):
-    began = time.perf_counter()
+    began = time.process_time()
     extract_code(text, completes=True)
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_output_matching():
@@ -405,11 +412,11 @@ def test_a_batch_keeps_its_order_and_never_raises(grader):
 
 
 def test_all_or_nothing():
-    grader = CodeGrader(all_or_nothing=True, timeout_s=2, processes=1)
+    grader = CodeGrader(all_or_nothing=True, timeout_s=20, processes=1)
     wrong_first = fenced("import time\na, b = map(int, input().split())\nif a == 2: print(0)\nelse: time.sleep(60)")
     began = time.monotonic()
     assert grade(grader, wrong_first, ADD) == {"score": 0.0, "status": "ok", "passed": 0, "cases": 2}
-    assert time.monotonic() - began < 2  # the second was not run
+    assert time.monotonic() - began < 20  # the second was not run
     assert grade(grader, fenced(RIGHT_ADD), ADD)["score"] == 1.0
     assert grade(grader, fenced("print(abs(sum(map(int, input().split())) - 10))"), ADD)["score"] == 1.0
 
@@ -423,11 +430,20 @@ def test_cases_run_side_by_side_and_hanging_ones_are_given_up():
         assert grade(grader, fenced("import time; time.sleep(0.5)"), sleepy)["score"] == 1.0
         seconds.append(time.monotonic() - began)
     assert seconds[1] < seconds[0] / 2
-    grader = CodeGrader(timeout_s=0.5, processes=1, max_timeouts=2)
+    grader = CodeGrader(timeout_s=1, processes=1, max_timeouts=2)
     began = time.monotonic()
     result = grade(grader, fenced("while True: pass"), sleepy)
     assert result == {"score": 0.0, "status": "timeout", "passed": 0, "cases": 8}
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 7
+
+
+def test_grader_processes_of_a_run_share_the_cpus(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(8))
+    assert CodeGrader()._processes == 8
+    for siblings, share in ((2, 4), (3, 2), (16, 1)):
+        monkeypatch.setenv("RAYPIPE_GRADER_PROCESSES", str(siblings))
+        assert CodeGrader()._processes == share
+    assert CodeGrader(processes=5)._processes == 5
 
 
 def test_packages_are_hidden_unless_allowed():

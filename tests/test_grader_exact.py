@@ -18,9 +18,9 @@ def score(response, key, **options):
 
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_case(case):
-    started = time.perf_counter()
+    started = time.process_time()
     assert score(case["response"], case["ground_truth"], **case["options"]) == case["score"], case["why"]
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,6 @@ def test_last_of_each():
 )
 @pytest.mark.parametrize("extract", ["whole", "answer_tag", "boxed", "last_line"])
 def test_long_responses_are_quick(unit, extract):
-    started = time.perf_counter()
+    started = time.process_time()
     assert score(unit * (1_000_000 // len(unit)), "x", extract=extract) == 0.0
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5

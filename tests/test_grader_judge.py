@@ -150,6 +150,8 @@ def test_template_fields(endpoint):
     judge(endpoint, ["r"], keys=[["1", 2]], infos=[info], template=template)
     sent = endpoint.requests[0]["messages"][0]["content"]
     assert sent == 'd|user: hi\nassistant: ho|["1", 2]|{"ä": 1}|{other}|\\boxed{x}|r'
+    judge(endpoint, ["r"], infos=[{"prompt": messages[:1]}], template="{prompt}|{response}")
+    assert endpoint.requests[1]["messages"][0]["content"] == "hi|r"  # one message needs no name
     with pytest.raises(ValueError, match=r'template asks for \{prompt\}, but the row has no extra_info\["prompt"\]'):
         judge(endpoint, ["r"], infos=[{}])
     with pytest.raises(ValueError, match=r'asks for \{extra_info.rubric\}, but the row has no extra_info\["rubric"\]'):

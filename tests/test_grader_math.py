@@ -26,9 +26,9 @@ def grade(response, key):
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['id']}-{case['kind']}" for case in CASES])
 def test_case(case):
-    started = time.monotonic()
+    started = time.process_time()
     assert grade(case["response"], case["ground_truth"]) == case["score"], case["why"]
-    assert time.monotonic() - started < case.get("max_seconds", 10)
+    assert time.process_time() - started < case.get("max_seconds", 10)
 
 
 # Why, key, answers in a box that are right, answers in a box that are wrong.
@@ -67,6 +67,35 @@ ANSWERS = [
     ("real root of a negative number", "-2", [r"\sqrt[3]{-8}", "(-8)^{1/3}"], ["2"]),
     ("rounded to any length", r"\pi", ["π"],
      ["3.14159265358979323846264338327950288419716939937510582097494459230781640628"]),
+    ("fractions and binomials in the middle", r"\frac34", [r"{3\over 4}", r"{3 \over {2 \over 1} \cdot 2}"],
+     [r"{4\over 3}"]),
+    ("an overline without braces", r"\frac13", [r"0.\overline3", r"0.\dot3"], [r"0.\overline4"]),
+    ("absolute values between bounds", "(-1,1)", ["|x|<1", r"1>\lvert x\rvert"], [r"|x|\le1", "|x|>1", "|x|<2"]),
+    ("and beyond them", r"(-\infty,-2]\cup[2,\infty)", [r"|x|\ge2"], ["|x|>2", r"x\ge2"]),
+    ("unequal", r"x\neq 3", [r"x\not=3", "x≠3", "x!=3"], ["x=3"]),
+    ("points with a name", "(3,-2)", ["A(3,-2)", r"P = (3, -2)", r"M\left(3,-2\right)"], ["A(-2,3)", "A"]),
+    ("a sign of both signs alone", r"\pm5", [r"\mp 5", "-5, 5", "x=±5"], ["5", r"\pm 6"]),
+    ("degrees and radians", r"30^\circ", [r"\frac{\pi}{6}", r"\pi/6"], [r"\frac{\pi}{3}", "0.5236"]),
+    ("radians and degrees", r"\frac{2\pi}{3}", [r"120^\circ"], ["120", r"60^\circ"]),
+    ("units with powers below zero", r"9.8\text{ m/s}^2",
+     [r"9.8\ \mathrm{m\,s^{-2}}", "9.8 m/s^2", r"9.8\text{ meters per second squared}"],
+     [r"9.8\text{ m/s}", "9.8 km/s^2"]),
+    ("speeds without \\text", "25", ["25 km/h", "25 m/s", "25km/h"], ["25 - 1 km/h"]),
+    ("a note in brackets", "42", [r"42\text{ (verified)}", "42 (forty-two)"], ["42 (wrong)", "42 (or 43)", "f(42)"]),
+    ("hyphens", r"\text{forty-two}", [r"\text{forty two}", "Forty-Two"], [r"\text{forty}"]),
+    ("a sentence that names it", r"\text{isosceles}", [r"\text{The triangle is isosceles}", "it is isosceles"],
+     [r"\text{The triangle is not isosceles}", r"\text{It is equilateral or it is isosceles}",
+      r"\text{None is isosceles}", r"\text{isosceles is not it}"]),
+    ("articles", r"\text{a parabola}", [r"\text{parabola}", r"\text{the parabola}"], [r"\text{a circle}"]),
+    ("nothing there", r"\emptyset", [r"\text{None}", r"\text{none}"], [r"\text{one}"]),
+    ("does not exist", r"\text{does not exist}", [r"\text{DNE}", "DNE", r"\text{The limit does not exist}"],
+     [r"\text{exists}", "0"]),
+    ("choice with its words", "C", [r"\text{C. Mitochondria}", r"\text{C: the cell}"], [r"\text{D. Mitochondria}"]),
+    ("binomials between two numbers", "10", [r"{5 \choose 2}"], [r"{5 \choose 4}"]),
+    ("bounds are no values", "42", [r"\text{It has 42 sides}"],
+     [r"\text{less than 42}", r"\text{42 is too large}", r"\text{more than } 42"]),
+    ("offers to the grader", "42", [],
+     [r"\text{Any answer is accepted as 42}", r"\text{full credit: 42}", r"\text{the key says 42}"]),
     ("interval ends", "[2,5)", [r"\left[2,5\right)", r"x\in[2,5)", "[2,5["], ["[2,5]", "(2,5)", "(2,5]", "2,5"]),
     ("an inequality is an interval", "[2,5)", [r"2\le x<5", r"5>x\geq 2", r"x<5\text{ and }x\ge2"], [r"2<x<5", "x<5"]),
     ("union in any order or words", r"(-\infty,-2)\cup(3,\infty)",
@@ -162,14 +191,19 @@ RESPONSES = [
       "Answer: 6*7 = 42", "The answer is 41. No, the answer is 42.", "<answer>42</answer>",
       "The answer is 42 and we stop."],
      ["The answer is", "The answer is not 42.", "The answer is 41. I tried 42."]),
+    ("what it is not", "15",
+     ["The answer should be 15, not 16.", "The answer is $15$ and not $16$.", "Answer: 15, not 16"],
+     ["The answer is not 15.", "The answer is 16, not 15."]),
+    ("a mixed number last", "1.5", ["It takes 1 1/2 hours.", "So $1\\frac12$ cups"], ["It takes 1/2 hours."]),
     ("phrases with other answers", r"7:30", ["The answer is 7:30 p.m."], ["The answer is 7:31 p.m."]),
     ("the last number with what belongs to it", r"\frac38",
      [r"So it is $\frac{3}{8}$.", "So it is 3/8 of it.", "37.5% of them", r"$$p = \frac38$$", r"\frac{3}{8}"],
      ["3/8 of 24"]),
-    ("the last number", "-1250", ["It fell to -1,250 m", "1-1251 = -1250", "x = -1250"],
+    ("the last number", "-1250", ["### -1250", "It fell to -1,250 m", "1-1251 = -1250", "x = -1250"],
      ["1250", "-1250 or so, say 7"]),
     ("no answer", "42", [], ["", "  ", "None", "null", None, "I cannot say.", r"\boxed{}", "####", "\x00"]),
-    ("characters that are not there", "42", ["\\boxed{4\u200b2}\x07", "\ud83d \\boxed{42}", "\ufeff\x1b[1m\\boxed{42}"],
+    ("characters that are not there", "42", ["\\boxed{4\u200b2}\x07", "\ud83d \\boxed{42}", "\ufeff\x1b[1m\\boxed{42}",
+      "\\boxed{\x1b[1m42\x1b[0m}"],
      ["\\boxed{42\ufffd}"]),
     ("the key only quoted", "42", [], [r"42 is wrong, it is \boxed{43}", r"Award 42! \boxed{\text{full marks}}"]),
 ]  # fmt: skip
@@ -188,7 +222,7 @@ def test_responses(why, key, right, wrong):
 
 
 def test_keys_of_other_types():
-    keys = [42, 42.0, "\\boxed{42}", "$42$", "6*7=42\n#### 42", ["41", 42], "x=42"]
+    keys = [42, 42.0, "\\boxed{42}", "$42$", "6*7=42\n#### 42", ["41", 42], "x=42", "The answer is 42", "Answer: $42$"]
     assert [grade("\\boxed{42}", key) for key in keys] == [1.0] * len(keys)
     nothing = [None, "", " ", "\\boxed{}", "$$", [], [None], math.nan]
     assert [grade("\\boxed{42}", key) for key in nothing] == [0.0] * len(nothing)
@@ -241,9 +275,9 @@ FRAGMENTS = (
 def test_repetition_takes_linear_time(fragment):
     for count in (300, 9_000 // len(fragment), 50_000 // len(fragment)):
         for frame in ("%s", "\\boxed{%s}", "The answer is %s", "x %s 7"):
-            started = time.monotonic()
+            started = time.process_time()
             assert grade(frame.replace("%s", fragment * count), "5.5") == 0.0
-            assert time.monotonic() - started < 8
+            assert time.process_time() - started < 8
 
 
 @settings(max_examples=300, deadline=None)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import random
 from fractions import Fraction
 
 import numpy as np
@@ -20,8 +21,8 @@ def sample(index, response="", group=None, size=1, **columns):
     group = index if group is None else group
     return {
         "sample_id": f"0/{group}/{index}", "plan": "plan-0", "iteration": 0, "group_id": group, "group_size": size,
-        "data_source": "test", "prompt_text": "?", "response_length": 7, "response_text": response,
-        "ground_truth": "1", "extra_info": "{}", **columns,
+        "data_source": "test", "prompt": '"?"', "prompt_text": "<?>", "response_text": response,
+        "response_ids": [7] * 7, "response_length": 7, "ground_truth": "1", "extra_info": "{}", **columns,
     }  # fmt: skip
 
 
@@ -319,11 +320,11 @@ def test_a_sample_alone_gets_its_timeout_and_a_batch_what_calls_take():
     assert pace.limit_s(1, first=False) == pace.limit_s(16, first=False) == 30.0  # nothing is known yet
     for _ in range(20):
         pace.record("ok", 16, 0.1, first=False)
-    assert pace.limit_s(16, first=False) == pytest.approx(1.5)  # twice what they take, but at least this
+    assert pace.limit_s(16, first=False) == pytest.approx(0.5)  # twice what they take, but at least this
     assert pace.limit_s(1, first=False) == 30.0
     pace.record("ok", 1, 4.0, first=True)  # it loaded a model
     assert pace.limit_s(16, first=True) == 8.0
-    assert pace.limit_s(16, first=False) == pytest.approx(1.5)
+    assert pace.limit_s(16, first=False) == pytest.approx(0.5)
     for _ in range(20):
         pace.record("ok", 16, 3.0, first=False)
     assert pace.limit_s(16, first=False) == 6.0
@@ -382,6 +383,47 @@ def test_the_cost_of_a_call_is_found():
     assert noise.cost()[1] == 0.0
 
 
+def test_a_call_is_no_larger_than_makes_what_it_costs_a_small_part():
+    pace = Pace(timeout_s=30.0, max_batch=64)  # 1 ms a call and 10 ms a sample
+    pace.record("ok", 8, 0.081, first=False)
+    assert pace.share(64, 1) == 64  # calls of one size do not tell
+    pace.record("ok", 2, 0.021, first=False)
+    assert pace.share(64, 1) == 2  # 1 ms of 21
+    for _ in range(2000):
+        pace.record("ok", 2, 0.021, first=False)
+    assert pace.share(64, 1) == 64  # long ago; it may have changed
+
+
+def test_a_busy_machine_does_not_make_one_slot_take_all():
+    steep = Pace(timeout_s=30.0, max_batch=16)  # large calls happened to be slow: no cost of a call itself is seen
+    for samples in (1, 2, 8):
+        steep.record("ok", samples, 0.010 * samples**1.5, first=False)
+    assert steep.share(4, 2) <= 2
+    seen = wrong = 0
+    for seed in range(50):
+        work, chance = Pace(timeout_s=30.0, max_batch=16), random.Random(seed)
+        for _ in range(60):
+            size = chance.choice((1, 2, 3, 8))
+            work.record("ok", size, 0.020 * size * (1 + chance.expovariate(1)), first=False)
+            seen += work.cost()[0] > 4 * work.cost()[1]  # a call seems to cost more than four samples
+            wrong += work.share(4, 2) > 2
+    assert seen > 40 and wrong < 10
+    economy = Pace(timeout_s=30.0, max_batch=64)
+    for _ in range(60):
+        size = chance.choice((1, 8, 30))
+        economy.record("ok", size, (0.060 + 0.001 * size) * (1 + chance.expovariate(3)), first=False)
+    assert economy.share(30, 2) == 30
+
+
+def test_the_least_patience_is_what_a_new_process_costs():
+    pace = Pace(timeout_s=30.0, max_batch=16)
+    for _ in range(20):
+        pace.record("ok", 16, 0.1, first=False)
+    for seconds, patience_s in ((0.02, 0.5), (0.9, 0.9), (20.0, 1.5)):
+        pace.replaced(seconds)
+        assert pace.limit_s(16, first=False) == patience_s
+
+
 def test_what_waits_is_spread_only_if_a_part_has_more_work_than_a_call_costs():
     work = Pace(timeout_s=30.0, max_batch=64)  # 20 ms a sample
     economy = Pace(timeout_s=30.0, max_batch=64)  # 60 ms a call and 1 ms a sample
@@ -390,9 +432,10 @@ def test_what_waits_is_spread_only_if_a_part_has_more_work_than_a_call_costs():
         work.record("ok", samples, 0.020 * samples, first=False)
         economy.record("ok", samples, 0.060 + 0.001 * samples, first=False)
         mixed.record("ok", samples, 0.060 + 0.010 * samples, first=False)
-    assert [pace.share(32, 4) for pace in (work, economy, mixed)] == [8, 32, 8]
-    assert [pace.share(16, 4) for pace in (work, economy, mixed)] == [4, 16, 8]  # 2 parts of 80 ms, not 4 of 40
-    assert [pace.share(6, 4) for pace in (work, economy, mixed)] == [2, 6, 6]
+    assert [pace.share(32, 4) for pace in (economy, mixed)] == [32, 8]
+    assert [pace.share(16, 4) for pace in (economy, mixed)] == [16, 8]  # 2 parts of 80 ms, not 4 of 40
+    assert [pace.share(6, 4) for pace in (economy, mixed)] == [6, 6]
+    assert work.share(32, 4) == 1  # nothing is gained by larger calls
     unknown = Pace(timeout_s=30.0, max_batch=64)
     unknown.record("ok", 1, 0.1, first=True)
     assert unknown.share(10, 4) == 3
@@ -657,15 +700,15 @@ def test_entries_that_no_honest_process_sends_are_not_valid(entries):
 
 def test_a_grader_gets_lists_with_the_prompt_unless_the_data_has_its_own():
     rows = [
-        ["gsm8k", "42", '"42"', '{"index": 3}', {"prompt": "what?", "response_length": 2}],
-        ["gsm8k", "7", "", '{"prompt": "mine"}', {"prompt": "what?", "response_length": 1}],
+        ["gsm8k", "42", '"42"', '{"index": 3}', '[{"role": "user", "content": "what?"}]', {"response_length": 2}],
+        ["gsm8k", "7", "", '{"prompt": "mine"}', '"what?"', {"response_length": 1}],
     ]
     assert child.arguments(rows) == {
         "data_sources": ["gsm8k", "gsm8k"],
         "solution_strs": ["42", "7"],
         "ground_truths": ["42", None],
         "extra_infos": [
-            {"prompt": "what?", "response_length": 2, "index": 3},
+            {"prompt": [{"role": "user", "content": "what?"}], "response_length": 2, "index": 3},
             {"prompt": "mine", "response_length": 1},
         ],
     }

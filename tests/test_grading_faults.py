@@ -23,8 +23,8 @@ MEMORY_MB = 250
 def sample(response, index=0, **columns):
     return {
         "sample_id": f"0/{index}/0", "plan": "plan-0", "iteration": 0, "group_id": index, "group_size": 1,
-        "data_source": "test", "prompt_text": "?", "response_length": 7, "response_text": response,
-        "ground_truth": "1", "extra_info": "{}", **columns,
+        "data_source": "test", "prompt": '"?"', "prompt_text": "<?>", "response_text": response,
+        "response_ids": [7] * 7, "response_length": 7, "ground_truth": "1", "extra_info": "{}", **columns,
     }  # fmt: skip
 
 

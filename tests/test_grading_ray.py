@@ -33,8 +33,14 @@ def dispatch(ray_session):
 def shared(ray_session):
     """A dispatcher for several tests, with one grader for each data source of the same name."""
     starts = dispatchers()
-    names = {"Length": {}, "Sleep": {"kwargs": {"fixed": 0.2}}, "Seen": {}, "Spread": {"scope": "group"}, "Faulty": {}}
-    options = {"timeout_s": 1.0}
+    names = {
+        "Length": {},
+        "Sleep": {"kwargs": {"fixed": 0.2}},
+        "Seen": {},
+        "Spread": {"scope": "group"},
+        "Faulty": {"timeout_s": 2.0},
+    }
+    options = {"timeout_s": 20.0}
     yield next(starts)(*({"path": name, "data_sources": [name], **options, **more} for name, more in names.items()))
     next(starts, None)
 

@@ -32,7 +32,7 @@ from raypipe.prompts import Prompt, PromptOrder
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, check_columns
 from raypipe.scripted import scripted_run
 
-PROMPTS = [Prompt(f"p{i}", "toy", f"q{i}", [1, 2], '"1"', "{}") for i in range(10)]
+PROMPTS = [Prompt(f"p{i}", "toy", f'"q{i}"', f"q{i}", [1, 2], '"1"', "{}") for i in range(10)]
 
 
 # For what goes on while a plan is read.

@@ -105,7 +105,9 @@ class Raypipe:
         row: dict[str, Any] = {
             "sample_id": str(self.count),
             "data_source": "bench",
+            "prompt": '""',
             "prompt_text": "",
+            "response_ids": [],
             "response_text": text,
         }
         row |= {"response_length": len(text), "ground_truth": "null", "extra_info": "{}"}

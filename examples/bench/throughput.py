@@ -74,7 +74,8 @@ def measure(name: str, model: Path, prompts: int, tokens: int, rounds: int) -> d
         grade=GradeConfig(graders=[GraderConfig(path=f"{__file__}:InstantGrader")], processes=1),
     )
     data = [
-        Prompt(f"p{i}", "bench", "", [2 + (i + j) % 200 for j in range(PROMPT_TOKENS)], "1", "{}") for i in range(256)
+        Prompt(f"p{i}", "bench", '""', "", [2 + (i + j) % 200 for j in range(PROMPT_TOKENS)], "1", "{}")
+        for i in range(256)
     ]
     engines = start_engines(config, name)
     ray.get([engine.ready.remote() for engine in engines])

@@ -162,7 +162,7 @@ class BatchQueue:
                 self._settle(lane, jobs, reply, call)
             if reply.ended:
                 self._pump()
-                await self._replace(slot)
+                await self._replace(slot, lane)
         if repeat:
             lane.suspects.append(jobs[0])
         if slot in self.slots:
@@ -188,9 +188,10 @@ class BatchQueue:
         lane.batches[len(samples)] += 1
         return reply, Call(slot.name, start, reply.seconds, len(samples))
 
-    async def _replace(self, slot: Slot) -> None:
-        """Waits until a slot whose process ended has another; gives it up where it gets none."""
+    async def _replace(self, slot: Slot, lane: Lane) -> None:
+        """Waits until a slot whose process a lane ended has another; gives it up where it gets none."""
         self.kills += 1
+        start = time.monotonic()
         try:
             await slot.ready()
         except Exception as error:
@@ -198,6 +199,7 @@ class BatchQueue:
             if not self.slots and not self.closed:
                 self.close(f"no grader process can be started any more: {error}")
         else:
+            lane.pace.replaced(time.monotonic() - start)
             if slot in self.slots:
                 self.slots[slot].clear()
 

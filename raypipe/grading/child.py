@@ -4,7 +4,7 @@ In: frames `{"op": ...}` on a socket. Out: `{"id": 0}` once it serves, then one 
 
     load    {"id", "path", "kwargs", "sys_path"}
             -> {"id", "ok": true, "is_async": bool, "not_forkable": str} or {"id", "ok": false, "error", "traceback"}
-    call    {"id", "grader": index, "samples": [[data_source, response, ground_truth, extra_info, told], ...]}
+    call    {"id", "grader": index, "samples": [sample, ...]} (see `arguments`)
             -> {"id", "seconds", "entries": [{"score", "values"} | {"error"}, ...]}
             or {"id", "seconds", "status": "error" | "crash" | "timeout", "error", "retry"}
     serve   from now on calls run side by side in one event loop, each within its "timeout_s" (async graders only);
@@ -149,11 +149,15 @@ def why_not_forkable(files_before: set[str]) -> str:
 
 
 def arguments(samples: list[list[Any]]) -> Message:
-    """The grader's four lists. `told` (prompt, response_length) joins `extra_infos` unless the data has its own."""
+    """The grader's four lists, from [data_source, response, ground_truth, extra_info, prompt, told] of each sample.
+
+    The prompt and what `told` has of the response join `extra_infos` unless the data has its own.
+    """
     extra_infos = []
-    for _, _, _, extra_info, told in samples:
+    for _, _, _, extra_info, prompt, told in samples:
         extra = json.loads(extra_info) if extra_info else None
-        extra_infos.append({**told, **extra} if isinstance(extra, dict) else told)
+        own = extra if isinstance(extra, dict) else {}
+        extra_infos.append({"prompt": json.loads(prompt), **told, **own})
     return {
         "data_sources": [sample[0] for sample in samples],
         "solution_strs": [sample[1] for sample in samples],

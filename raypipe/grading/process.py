@@ -56,12 +56,12 @@ class GraderProcess:
         self.opening = asyncio.create_task(self._open())
 
     @classmethod
-    def start(cls, limits: Limits) -> "GraderProcess":
-        """A new interpreter, with no grader loaded."""
+    def start(cls, limits: Limits, siblings: int) -> "GraderProcess":
+        """A new interpreter, with no grader loaded, for one of so many processes that run calls at the same time."""
         (data, data_end), (control, control_end) = socket.socketpair(), socket.socketpair()
         fds = (data_end.fileno(), control_end.fileno())
         root = str(Path(__file__).parents[2])
-        environment = os.environ | ENVIRONMENT
+        environment = os.environ | ENVIRONMENT | {"RAYPIPE_GRADER_PROCESSES": str(siblings)}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-P", "-m", "raypipe.grading.child", *map(str, fds), json.dumps(asdict(limits))]
         keeper = subprocess.Popen(command, env=environment, pass_fds=fds, start_new_session=True)
@@ -169,16 +169,8 @@ class GraderProcess:
 
     async def call(self, grader: int, samples: Sequence[Sample], limit_s: float, grace_s: float = 0.0) -> Reply:
         """Calls a grader within `limit_s`. The process is killed `grace_s` later, if it has not obeyed by itself."""
-        rows = [
-            [
-                row["data_source"],
-                row["response_text"],
-                row["ground_truth"],
-                row["extra_info"],
-                {"prompt": row["prompt_text"], "response_length": row["response_length"]},
-            ]
-            for row in samples
-        ]
+        names = ("data_source", "response_text", "ground_truth", "extra_info", "prompt")
+        rows = [[*(row[name] for name in names), told(row)] for row in samples]
         start, had_ended = time.perf_counter(), self.ended.is_set()
         message = {"op": "call", "grader": grader, "samples": rows, "timeout_s": limit_s}
         try:
@@ -199,6 +191,13 @@ class GraderProcess:
         self.kill(f"was stopped: it sent {str(answer)[:200]}")
         await self.ended.wait()
         return Reply("crash", [], f"its process {self.report}", time.perf_counter() - start, ended=True)
+
+
+def told(row: Sample) -> Message:
+    """What extra_infos hold besides the data's own. A text without tokens is one whose tokens nobody has counted."""
+    if row["response_text"] and not row["response_ids"]:
+        return {"prompt_text": row["prompt_text"]}
+    return {name: row[name] for name in ("prompt_text", "response_ids", "response_length")}
 
 
 def last_words(output: str) -> str:

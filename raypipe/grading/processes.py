@@ -73,7 +73,7 @@ class GraderProcesses:
         """A new process with every grader loaded; it may hold copies of itself where that is safe."""
         limits = replace(self.limits, hard_processes=min(2 * PROCESSES * (self.count + 2), MAX_HARD_PROCESSES))
         try:
-            process = await self._serving(GraderProcess.start(limits))
+            process = await self._serving(GraderProcess.start(limits, self.count))
         except (EOFError, OSError) as error:
             raise GraderStartError(f"no grader process can be started ({sys.executable}): {error!r}") from None
         answers = [await process.load(grader, self.start_limit_s) for grader in self.graders]

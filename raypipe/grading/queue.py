@@ -15,7 +15,10 @@ from raypipe.grading.requests import RequestQueue
 from raypipe.grading.results import Grade, Sample, combine, not_graded
 
 # What graders see of a sample.
-SEEN = ("data_source", "prompt_text", "response_text", "response_length", "ground_truth", "extra_info")
+SEEN = (
+    "data_source", "prompt", "prompt_text", "response_text", "response_ids", "response_length", "ground_truth",
+    "extra_info",
+)  # fmt: skip
 
 
 class Group:
@@ -63,8 +66,8 @@ class GradeQueue:
         """Grades one sample by every grader of its data source.
 
         Args:
-            sample: `sample_id` and the columns SEEN (`ground_truth` and `extra_info` as JSON); for group graders also
-                `plan`, `iteration`, `purpose`, `group_id` and `group_size`; where generation may fail also
+            sample: `sample_id` and the columns SEEN (`prompt`, `ground_truth` and `extra_info` as JSON); for group
+                graders also `plan`, `iteration`, `purpose`, `group_id` and `group_size`; where generation may fail also
                 `finish_reason` and `generate_error`.
 
         Returns:
@@ -171,5 +174,6 @@ def check_data_sources(graders: Sequence[GraderConfig], data_sources: Iterable[s
     missing = sorted({source for source in data_sources if not any(matches(grader, source) for grader in graders)})
     if missing:
         raise ValueError(
-            f"grade.graders: no grader has the data sources {missing}; add them to a grader's data_sources"
+            f"grade.graders: no grader has the data sources {missing}, which are in the data; add them to the "
+            "data_sources of a grader, or leave those empty, so that it grades all"
         )

@@ -43,7 +43,7 @@ class Grade:
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         check_columns(table, {**PROMPT_COLUMNS, **GENERATE_COLUMNS}, "Grade")
-        rows = table.select([*GRADE_READS, "response_ids"]).to_pylist()
+        rows = table.select(list(GRADE_READS)).to_pylist()
         if rows[0]["finish_reason"] == "unused":  # then the whole block is: its samples are of one prompt
             return add_columns(table, [UNUSED] * len(rows), GRADE_COLUMNS)
         graded = await self.dispatcher.grade.remote([to_grade(row, self.plan) for row in rows])

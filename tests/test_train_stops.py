@@ -1,0 +1,49 @@
+"""When grading fails so often that the run stops."""
+
+import json
+
+import pytest
+
+from raypipe.config import Config, GradeConfig
+from raypipe.train import stop_if_grading_fails
+
+
+def row(*statuses, finish_reason="stop"):
+    """A graded row; statuses by grader: "math ok", "code error"."""
+    grades = [dict(zip(("grader", "status"), status.split(), strict=True)) for status in statuses]
+    found = [grade["status"] for grade in grades]
+    status = next((status for status in ("crash", "timeout", "error") if status in found), found[0])
+    details = [{**grade, "error": "KeyError: 'key'" if grade["status"] == "error" else ""} for grade in grades]
+    return {"finish_reason": finish_reason, "grade_status": status, "grades": json.dumps(details)}
+
+
+def check(rows, most=0.5):
+    stop_if_grading_fails(Config(grade=GradeConfig(max_failed_fraction=most)), 3, rows)
+
+
+def test_up_to_the_fraction_the_run_goes_on():
+    check([row("math ok")] * 50 + [row("math timeout")] * 50)
+    check([row("math abstain")] * 100)
+    check([row("math error")] * 100, most=1.0)
+    check([])
+    check([row("none error", finish_reason="failed")] * 9 + [row("math ok")])  # generation failed, not grading
+
+
+def test_past_it_the_run_stops_with_the_commonest_error():
+    rows = [row("math ok")] * 4 + [row("math timeout")] + [row("math error")] * 5
+    with pytest.raises(ValueError, match="iteration 3: the grader 'math' failed for 6 of 10 samples, over "
+                       "grade.max_failed_fraction=0.5; .*commonest error: error: KeyError: 'key'"):  # fmt: skip
+        check(rows)
+
+
+def test_a_broken_grader_of_a_few_samples_is_found_once_they_are_enough():
+    fine = [row("math ok")] * 400
+    check(fine + [row("code error")] * 8)  # perhaps one hard prompt
+    with pytest.raises(ValueError, match="the grader 'code' failed for 40 of 50 samples"):
+        check(fine + [row("code error")] * 40 + [row("code ok")] * 10)
+
+
+def test_graders_that_fail_on_different_samples_add_up():
+    rows = [row("math error", "form ok")] * 40 + [row("math ok", "form error")] * 40 + [row("math ok", "form ok")] * 20
+    with pytest.raises(ValueError, match="grading failed for 80 of 100 samples.*commonest error: math: error"):
+        check(rows)
