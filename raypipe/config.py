@@ -136,12 +136,14 @@ class AlgorithmConfig:
     kl_target: float = key(0.0, "KL per token, in nats, that kl_coef is steered towards; 0: kl_coef stays as it is")
     kl_horizon: float = key(10000.0, "samples over which kl_coef changes by a factor of e^0.2 at most")
     old_logprobs: str = key(
-        "engine",
+        "auto",
         "log-probs that the ratio starts from: engine (as sampled) | scorer (recomputed in the Score stage by a copy "
-        "of the policy) | learner (recomputed before the first optimizer step)",
+        "of the policy) | learner (recomputed before the first optimizer step); auto: engine, with staleness learner",
     )
     tis: str = key(
-        "off", "truncated importance weights old / engine: off | token | sequence; needs recomputed old_logprobs"
+        "auto",
+        "truncated importance weights old / engine: off | token | sequence; needs recomputed old_logprobs; auto: off, "
+        "with staleness token",
     )
     tis_cap: float = key(2.0, "largest such weight")
     seq_ratio_low: float = key(
@@ -193,9 +195,14 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class PipelineConfig:
-    max_staleness: int = key(0, "how many weight versions a sample may lag behind the learner; 0: on-policy")
+    max_staleness: int = key(
+        0, "iterations that are generated while the learner trains, on weights up to so many versions old; 0: on-policy"
+    )
+    inflight_update: bool = key(
+        False, "running requests go on with new weights; false: they finish first (differs where max_staleness > 0)"
+    )
     plans_ahead: int = key(
-        1, "plans that wait at the gate behind the one at work; more where iterations take few seconds"
+        1, "plans that are open behind the one at work, max_staleness at least; more where iterations take few seconds"
     )
 
 
@@ -208,13 +215,20 @@ class CheckpointConfig:
 @dataclass(frozen=True)
 class EvalConfig:
     every: int = key(0, "iterations between passes over data.val_files; 0: only before the first and after the last")
+    n: int = key(1, "samples of each held-out prompt")
     temperature: float = key(0.0, "sampling temperature of the held-out pass; 0: greedy")
+    top_p: float = key(1.0, "nucleus sampling bound of the held-out pass")
+    max_response_length: int = key(0, "longest held-out response in tokens; 0: rollout.max_response_length")
+    pass_score: float = key(1.0, "score from which a sample passes, for pass@k and maj@k of raypipe.evaluate")
 
 
 @dataclass(frozen=True)
 class LogConfig:
     timelines: list[int] = key([1, 2], "iterations whose timeline is drawn, besides the last")
     samples: int = key(4, "best and worst samples that are saved each iteration")
+    loggers: list[str] = key(
+        ["tensorboard", "prometheus"], "other places where metrics go: tensorboard, prometheus, wandb"
+    )
     quiet: bool = key(False, "no progress inside an iteration")
     workers: bool = key(False, "also print what Ray's worker processes print; it is in Ray's session folder anyway")
     dashboard: bool = key(True, "start Ray's dashboard on this machine, at 127.0.0.1")
@@ -238,12 +252,31 @@ class Config:
     log: LogConfig = section(LogConfig)
 
 
+def old_logprobs(config: Config) -> str:
+    """engine | scorer | learner"""
+    if config.algorithm.old_logprobs != "auto":
+        return config.algorithm.old_logprobs
+    return "learner" if config.pipeline.max_staleness else "engine"
+
+
+def importance(config: Config) -> str:
+    """off | token | sequence"""
+    if config.algorithm.tis != "auto":
+        return config.algorithm.tis
+    return "token" if config.pipeline.max_staleness and old_logprobs(config) != "engine" else "off"
+
+
+def heldout_response_length(config: Config) -> int:
+    """Longest response in tokens of a held-out sample."""
+    return config.eval.max_response_length or config.rollout.max_response_length
+
+
 def scorer_roles(config: Config) -> tuple[str, ...]:
     """The models that score samples after grading, by what they add to a row; empty: the plan has no Score stage."""
     algorithm = config.algorithm
     needed = {
         "ref_logprobs": algorithm.kl_coef > 0,
-        "old_logprobs": algorithm.old_logprobs == "scorer",
+        "old_logprobs": old_logprobs(config) == "scorer",
         "values": algorithm.adv_estimator == "gae",
     }
     return tuple(role for role, is_needed in needed.items() if is_needed)

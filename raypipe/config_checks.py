@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raypipe.config import Config, GraderConfig, grader_actors, grader_name, scorer_roles
+from raypipe.config import Config, GraderConfig, grader_actors, grader_name, importance, old_logprobs, scorer_roles
 
 CHOICES = {
     "run.resume": ("never", "auto"),
@@ -26,8 +26,8 @@ CHOICES = {
     "algorithm.policy_loss": ("ppo_clip", "gspo", "cispo"),
     "algorithm.kl_in": ("loss", "reward"),
     "algorithm.kl_estimator": ("k1", "k2", "k3", "abs"),
-    "algorithm.old_logprobs": ("engine", "scorer", "learner"),
-    "algorithm.tis": ("off", "token", "sequence"),
+    "algorithm.old_logprobs": ("auto", "engine", "scorer", "learner"),
+    "algorithm.tis": ("auto", "off", "token", "sequence"),
     "algorithm.loss_agg": ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "dr_grpo"),
     "train.lr_schedule": ("constant", "linear", "cosine"),
 }
@@ -94,12 +94,15 @@ BOUNDS = {
     "train.epochs": (1, None),
     "train.micro_batch_tokens": (1, None),
     "train.threads": (0, None),
-    "pipeline.max_staleness": (0, 0),
+    "pipeline.max_staleness": (0, 8),
     "pipeline.plans_ahead": (1, 8),
     "checkpoint.every": (0, None),
     "checkpoint.keep_last": (1, None),
     "eval.every": (0, None),
+    "eval.n": (1, None),
     "eval.temperature": (0, None),
+    "eval.top_p": (0.01, 1),
+    "eval.max_response_length": (0, None),
     "log.samples": (0, None),
 }
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
@@ -125,25 +128,15 @@ def check(config: Config) -> None:
 
 
 def check_across(config: Config) -> None:
-    """Raises ValueError at the first value of a run that does not go with another."""
+    """Raises ValueError at the first value of a training run that does not go with another."""
+    check_plan(config)
     data, rollout, algorithm, train = config.data, config.rollout, config.algorithm, config.train
-    if not config.model.path:
-        raise ValueError("model.path is empty; name the folder of the model, e.g. model.path=models/Qwen2.5-0.5B")
     if not data.train_files:
         raise ValueError("data.train_files is required and empty; name at least one parquet or JSONL file")
-    if not config.grade.graders:
-        raise ValueError(
-            "grade.graders is required and empty; add one, e.g. grade.graders: [{path: graders.math:MathGrader}]"
-        )
     if rollout.n < 2 and algorithm.adv_estimator in GROUP_ESTIMATORS:
         raise ValueError(
             f"rollout.n={rollout.n} with algorithm.adv_estimator={algorithm.adv_estimator}: a group of one has no "
             "baseline and gives no learning signal; set rollout.n to 2 or more, or use reinforce_pp"
-        )
-    if rollout.samples_per_block and rollout.n % rollout.samples_per_block:
-        raise ValueError(
-            f"rollout.samples_per_block={rollout.samples_per_block} does not divide rollout.n={rollout.n}; "
-            "a block holds samples of one prompt: use a divisor of rollout.n, or 0 for all of them"
         )
     if data.train_batch_size % train.mini_batches:
         raise ValueError(
@@ -157,6 +150,28 @@ def check_across(config: Config) -> None:
             f"+ rollout.max_response_length = {longest}; raise it to at least {longest}"
         )
     check_algorithm(config)
+
+
+def check_plan(config: Config) -> None:
+    """Raises ValueError at the first value of generation and grading, with or without a learner, that does not go with
+    another."""
+    rollout = config.rollout
+    if not config.model.path:
+        raise ValueError("model.path is empty; name the folder of the model, e.g. model.path=models/Qwen2.5-0.5B")
+    if not config.grade.graders:
+        raise ValueError(
+            "grade.graders is required and empty; add one, e.g. grade.graders: [{path: graders.math:MathGrader}]"
+        )
+    if rollout.samples_per_block and rollout.n % rollout.samples_per_block:
+        raise ValueError(
+            f"rollout.samples_per_block={rollout.samples_per_block} does not divide rollout.n={rollout.n}; "
+            "a block holds samples of one prompt: use a divisor of rollout.n, or 0 for all of them"
+        )
+    if config.eval.n > 1 and config.eval.temperature == 0:
+        raise ValueError(
+            f"eval.n={config.eval.n} with eval.temperature=0: greedy samples of one prompt are all the same; set "
+            "eval.temperature, e.g. to 0.6, or eval.n=1"
+        )
     check_names(config.grade.graders)
     for name in map(grader_name, config.grade.graders):
         if name in RESERVED_GRADER_NAMES:
@@ -180,9 +195,9 @@ def check_algorithm(config: Config) -> None:
     algorithm = config.algorithm
     if 0 < algorithm.dual_clip <= 1:
         raise ValueError(f"algorithm.dual_clip={algorithm.dual_clip:g} must be above 1 (3 is usual), or 0 for off")
-    if algorithm.old_logprobs == "engine":
+    if old_logprobs(config) == "engine":
         corrections = {
-            "tis": algorithm.tis != "off",
+            "tis": importance(config) != "off",
             "seq_ratio_low": algorithm.seq_ratio_low > 0,
             "seq_ratio_high": algorithm.seq_ratio_high > 0,
             "token_ratio_low": algorithm.token_ratio_low > 0,
@@ -191,8 +206,8 @@ def check_algorithm(config: Config) -> None:
             if used:
                 raise ValueError(
                     f"algorithm.{name}={getattr(algorithm, name)!r} compares recomputed log-probs with the "
-                    "engine's, but algorithm.old_logprobs=engine takes the engine's; set algorithm.old_logprobs to "
-                    "scorer or learner"
+                    f"engine's, but algorithm.old_logprobs={algorithm.old_logprobs} takes the engine's; set "
+                    "algorithm.old_logprobs to scorer or learner"
                 )
     if 0 < algorithm.seq_ratio_high < 1:
         raise ValueError(f"algorithm.seq_ratio_high={algorithm.seq_ratio_high:g} must be above 1, or 0 for off")

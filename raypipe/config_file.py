@@ -7,6 +7,7 @@ conversion; nobody past this file sees a DictConfig. Imports nothing heavy, so t
 import dataclasses
 import difflib
 import re
+from collections.abc import Callable
 from dataclasses import MISSING as NO_DEFAULT
 from pathlib import Path
 from typing import Any, cast
@@ -19,8 +20,12 @@ from raypipe.config import Config, GraderConfig
 from raypipe.config_checks import check, check_across
 
 
-def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
+def load_config(
+    path: str | Path, overrides: list[str] | None = None, across: Callable[[Config], None] = check_across
+) -> Config:
     """Reads `path`, applies `key=value` overrides, checks every value and resolves the paths of files.
+
+    `across` checks what goes with what: by default, for training.
 
     Raises:
         ValueError: the message names the file or key, the value, why it is wrong and what to write instead.
@@ -41,7 +46,7 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> Config:
     assert isinstance(config, Config)
     try:
         check(config)
-        check_across(config)
+        across(config)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return _resolve_paths(config, path.parent)

@@ -38,6 +38,7 @@ class Console:
     quiet: no progress inside an iteration.
     stream: where to write; default: standard output.
     clock: seconds from any start.
+    stages: whose progress is shown from the start.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class Console:
         quiet: bool = False,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        stages: Sequence[str] = STAGES,
     ):
         self.total_iterations = total_iterations
         self.quiet = quiet
         self.clock = clock
+        self.stages = stages
         self.stream = _SafeStream(stream or sys.stdout)
         self.terminal = self.stream.isatty() and os.environ.get("TERM", "") != "dumb"
         self.screen = rich.console.Console(
@@ -68,7 +71,7 @@ class Console:
         """Iteration `iteration` begins; each stage will see `samples` samples."""
         self._stop_live()
         self.iteration, self.samples = iteration, samples
-        self.done = dict.fromkeys(STAGES, 0)
+        self.done = dict.fromkeys(self.stages, 0)
         self.started = self.shown = self.clock()
         if self.terminal and not self.quiet:
             self.live = Live(

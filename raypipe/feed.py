@@ -1,7 +1,7 @@
 """The feed: one rank's rows, iteration after iteration, each plan opened ahead of its turn.
 
 In: split iterators from the plan server. Out: an iteration's rows as they arrive. A Ray Data plan takes seconds to
-start and starts only when every rank opens its iterator, so a thread opens iteration k+1's while k's rows arrive; its
+start and starts only when every rank opens its iterator, so a thread opens iteration k+1's when it is k's turn; its
 requests wait at the engines' gate. The switch then costs milliseconds. (The seconds are imports of Ray Data in three
 new processes, about 1 CPU-second each. None can be had warm: Ray gives an actor no process that has run anything.)
 """
@@ -35,7 +35,10 @@ class Feed:
 
         Raises whatever the plan raised.
         """
-        for soon in range(iteration, iteration + self.ahead):
+        # A plan that was opened ahead of its turn runs by now; one that was not (the first) should start undisturbed,
+        # and has the next one opened by its first row.
+        opened = iteration in self.queues
+        for soon in range(iteration, iteration + self.ahead + opened):
             self._open(soon)
         while (item := self.queues[iteration].get()) is not _END:
             if isinstance(item, BaseException):
@@ -81,7 +84,7 @@ class Feed:
             shard = ray.get(self.server.iterator.remote(iteration, self.attempt, self.rank))
             if shard is not None:
                 for batch in shard.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
-                    out.put(batch.to_pylist())
+                    out.put([row for row in batch.to_pylist() if row["finish_reason"] != "unused"])
                     self._open(iteration + self.ahead)
             self._open(iteration + self.ahead)
             out.put(_END)

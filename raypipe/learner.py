@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from raypipe import checkpoint, losses, targets
 from raypipe.advantages import adaptive_kl
 from raypipe.batching import Batch, micro_batches, pack_batch, pad_batch, pad_tokens, padded_micro_batches
-from raypipe.config import Config
+from raypipe.config import Config, old_logprobs
 from raypipe.feed import Feed
 from raypipe.losses import Metrics
 from raypipe.modeling import Critic, Policy, compute_dtype, learning_rate, load_critic, load_policy, shard
@@ -33,6 +33,12 @@ from raypipe.objectives import mismatch, policy_objective, value_objective
 from raypipe.streaming import Spans, Take, stream
 from raypipe.targets import Rows, Scored
 from raypipe.weights import WeightPublisher
+
+# What a micro-batch's losses read, one value a response token, where rows have it.
+COLUMNS = (
+    "old_logprobs", "engine_logprobs", "ref_logprobs", "weight_versions", "advantages", "importance", "values",
+    "returns",
+)  # fmt: skip
 
 
 def learn(job: dict[str, Any]) -> None:
@@ -47,10 +53,11 @@ def learn(job: dict[str, Any]) -> None:
     learner = Learner(config, ray.train.torch.get_device())
     folder = Path(job["folder"]) / "checkpoints"
     start = checkpoint.load(folder, learner)
-    publish = publisher(learner, job["engines"], job["scorers"])
+    publish = publisher(learner, job["engines"], job["scorers"], config.pipeline.inflight_update)
     if start:
         publish(start)
-    feed = Feed(job["server"], rank, job["attempt"], config.run.iterations, config.pipeline.plans_ahead)
+    ahead = max(config.pipeline.plans_ahead, config.pipeline.max_staleness)
+    feed = Feed(job["server"], rank, job["attempt"], config.run.iterations, ahead)
     for iteration in range(start, config.run.iterations):
         spans = Spans(rank)
         record = learner.iterate(iteration, feed.taker(iteration), spans)
@@ -65,7 +72,9 @@ def learn(job: dict[str, Any]) -> None:
     ray.get(job["server"].report.remote(config.run.iterations, rank, {"rows": rows, "metrics": {}, "spans": []}))
 
 
-def publisher(learner: "Learner", engines: list[Any], scorers: dict[str, list[Any]]) -> Callable[[int], None]:
+def publisher(
+    learner: "Learner", engines: list[Any], scorers: dict[str, list[Any]], in_flight: bool
+) -> Callable[[int], None]:
     """A function that brings a version of the weights to all that hold a copy; all ranks call it together."""
     sources = [(learner.policy, engines)]
     if "old_logprobs" in scorers:
@@ -76,7 +85,7 @@ def publisher(learner: "Learner", engines: list[Any], scorers: dict[str, list[An
 
     def publish(version: int) -> None:
         for sender, trainee, receivers in publishers:
-            sender.publish(trainee.module.model, version, receivers)
+            sender.publish(trainee.module.model, version, receivers, in_flight)
 
     return publish
 
@@ -185,6 +194,7 @@ class Learner:
         return {"rows": rows, "metrics": metrics}
 
     def begin(self, iteration: int) -> None:
+        self.iteration = iteration
         run, train = self.config.run, self.config.train
         trainees = {"policy": self.policy} if iteration >= self.config.critic.warmup else {}
         self.trainees: dict[str, Trainee] = trainees | ({"critic": self.critic} if self.critic else {})
@@ -195,6 +205,7 @@ class Learner:
         self.parts: list[Metrics] = []
         self.norms: dict[str, list[float]] = {name: [] for name in self.trainees}
         self.largest_gap = 0.0
+        self.prompts = 0
         self.untouched = True  # the weights are those that engines sampled with
         self.pending = (0, 0)  # response tokens and samples whose gradient waits for its step
 
@@ -220,17 +231,17 @@ class Learner:
             }
             for row in trained:
                 row["mini_batch"] = places[row["group_id"]]
+            self.prompts = len({sample.group_id for sample in everyone if sample.usable} & set(kept))
             self.whiten(trained)
             self.epoch(trained)
         return rows, trained
 
     def examine(self, rows: Rows) -> list[Scored]:
         """What this rank tells the others of rows that have arrived; usable ones get `old_logprobs` and `kl`."""
-        algorithm = self.config.algorithm
         usable = [row for row in rows if targets.is_usable(row)]
-        if algorithm.old_logprobs == "learner":
+        if old_logprobs(self.config) == "learner":
             self.recompute_logprobs(usable)
-        elif algorithm.old_logprobs == "engine":
+        elif old_logprobs(self.config) == "engine":
             for row in usable:
                 row["old_logprobs"] = row["engine_logprobs"]
         self.parts.append(targets.assign_kl(usable, self.config))
@@ -275,6 +286,7 @@ class Learner:
             means[f"{prefix}skipped_steps" if prefix else "train/skipped_steps"] = len(norms) - len(finite)
             if finite:
                 means[f"{prefix}grad_norm"] = sum(finite) / len(finite)
+        means["train/prompts"] = self.prompts
         if self.critic:
             means["critic/explained_variance"] = targets.explained_variance(trained, self.gather)
         if algorithm.kl_coef:
@@ -306,15 +318,7 @@ class Learner:
             batch, mask_BT = self.lay_out(rows)
             columns = {
                 name: pad_tokens([row[name] for row in rows], batch)
-                for name in (
-                    "old_logprobs",
-                    "engine_logprobs",
-                    "advantages",
-                    "ref_logprobs",
-                    "importance",
-                    "values",
-                    "returns",
-                )
+                for name in COLUMNS
                 if rows and len(rows[0].get(name, ()))
             }
             if "policy" in self.trainees:
@@ -343,7 +347,9 @@ class Learner:
         loss.backward()
         self.note(metrics)
         if self.untouched:
-            metrics, largest = mismatch(columns["engine_logprobs"], logprobs_BT, mask_BT)
+            # A token of older weights differs for another reason.
+            same_BT = mask_BT & (columns["weight_versions"] == self.iteration)
+            metrics, largest = mismatch(columns["engine_logprobs"], logprobs_BT, same_BT)
             self.largest_gap = max(self.largest_gap, largest)
             self.note(metrics)
 

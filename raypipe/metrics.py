@@ -37,6 +37,8 @@ METRICS = {
     "grade/<grader>/<status>": ("samples", "how often one grader ended with this status"),
     "grade/seconds_mean": ("s", "from a grade's start to its end"),
     "group/all_equal_frac": ("fraction", "prompts whose samples all have one score and so give no GRPO gradient"),
+    "group/from_reserve": ("prompts", "prompts of the reserve that were sampled, see rollout.reserve_prompts"),
+    "train/prompts": ("prompts", "prompts that were trained on"),
     "lag/graded_p50_s": ("s", "median time from a sample's end of generation to its grade's start"),
     "lag/graded_p95_s": ("s", "95th percentile of that time"),
     "staleness/mean": ("versions", "learner's weight version minus the one that made the token, mean over tokens"),
@@ -129,6 +131,7 @@ def reward_metrics(rows: Sequence[Row]) -> dict[str, float | None]:
         "reward/mean": mean(scores),
         "reward/std": float(np.std(scores)) if len(scores) > 1 else None,
         "group/all_equal_frac": mean(compared),
+        "group/from_reserve": len({row["group_id"] for row in rows if row.get("reserve", -1) >= 0}) or None,
     }
 
 

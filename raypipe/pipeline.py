@@ -30,7 +30,7 @@ from raypipe.stages.score import Score
 # each hop of a block; the short one costs a quarter of a core at 512 blocks, so a plan has it while blocks move.
 RAY_WAIT_S, SHORT_WAIT_S = 0.1, 0.01
 # Seconds without a move after which a plan counts as waiting, at the gate or for a straggler.
-STILL_S = 1.0
+STILL_S = 0.25
 # Blocks that each actor of a scaled Grade pool works on; Ray Data adds actors while they have this many and more wait.
 BLOCKS_PER_SCALED_ACTOR = 64
 _WAIT = "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S"
@@ -64,6 +64,7 @@ class Workers:
     grade_actors: (fewest, most) Grade actors, scaled by Ray Data in between.
     sampling: sampling settings by row purpose (see `Generate`).
     scorers: names of scorer actors by role (see `Score`); without any the plan has no Score stage.
+    reserve: name of the actor that says which prompts in reserve are needed; empty: plans have no reserve.
     """
 
     engines: list[str]
@@ -71,6 +72,7 @@ class Workers:
     grade_actors: tuple[int, int]
     sampling: dict[str, dict[str, Any]]
     scorers: dict[str, list[str]] = field(default_factory=dict)
+    reserve: str = ""
 
 
 def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
@@ -83,6 +85,7 @@ def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
             "plan": name,
             "sampling": workers.sampling,
             "listener": workers.dispatcher,
+            "reserve": workers.reserve,
         },
         batch_size=None,
         batch_format="pyarrow",
@@ -113,7 +116,7 @@ def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Datas
     concurrent = blocks if fewest == most else min(blocks, BLOCKS_PER_SCALED_ACTOR)
     return generated.map_batches(
         Grade,
-        fn_constructor_kwargs={"dispatcher": workers.dispatcher, "plan": name},
+        fn_constructor_kwargs={"dispatcher": workers.dispatcher, "plan": name, "reserve": workers.reserve},
         batch_size=None,
         batch_format="pyarrow",
         num_cpus=0,

@@ -40,6 +40,7 @@ class PlanServer:
     def __init__(self, config: Config, train: list[Prompt], heldout: list[Prompt], workers: Workers):
         self.config, self.train, self.heldout, self.workers = config, train, heldout, workers
         self.order = PromptOrder(len(train), config.data.train_batch_size, config.run.seed, config.data.shuffle)
+        self.reserve = reserve_order(config, len(train))
         self.plans: dict[tuple[int, int], Plan] = {}
         self.attempt = 0
         self.lock = threading.Lock()
@@ -60,7 +61,7 @@ class PlanServer:
     def _make(self, iteration: int, attempt: int) -> Plan:
         # Not run/iteration: Ray makes the name part of a log file's path.
         name = f"{self.config.run.name}.{iteration:06d}" + (f".{attempt}" if attempt else "")
-        blocks = iteration_blocks(self.config, iteration, self.order, self.train, self.heldout)
+        blocks = iteration_blocks(self.config, iteration, self.order, self.reserve, self.train, self.heldout)
         if not blocks:  # the last iteration, without held-out prompts
             return Plan(name, [])
         plan = build_plan(name, blocks, self.workers)
@@ -76,7 +77,10 @@ class PlanServer:
     def _release(self, keys: list[tuple[int, int]]) -> None:
         dispatcher = ray.get_actor(self.workers.dispatcher)
         for key in keys:
-            dispatcher.forget.remote(self.plans.pop(key).name)
+            plan = self.plans.pop(key)
+            dispatcher.forget.remote(plan.name)
+            if self.workers.reserve:
+                ray.get_actor(self.workers.reserve).forget.remote(plan.name)
 
     def report(self, iteration: int, rank: int, record: Any) -> None:
         """A rank's record of a finished iteration; releases the iteration's plan once all ranks have reported."""
@@ -101,7 +105,7 @@ class PlanServer:
 def iteration_size(config: Config, iteration: int, heldout: int) -> int:
     """Samples of an iteration, of all purposes."""
     train = config.data.train_batch_size * config.rollout.n if iteration < config.run.iterations else 0
-    return train + heldout * is_eval(config, iteration, heldout)
+    return train + heldout * config.eval.n * is_eval(config, iteration, heldout)
 
 
 def is_eval(config: Config, iteration: int, heldout: int) -> bool:
@@ -111,45 +115,83 @@ def is_eval(config: Config, iteration: int, heldout: int) -> bool:
     return heldout > 0 and (iteration in (0, config.run.iterations) or (every > 0 and iteration % every == 0))
 
 
+def reserve_order(config: Config, prompts: int) -> PromptOrder | None:
+    """The order of the prompts in reserve: its own, so that whether they are needed never moves the training order."""
+    size = config.rollout.reserve_prompts
+    return PromptOrder(prompts, size, config.run.seed + 1, shuffle=True) if size else None
+
+
 def iteration_blocks(
-    config: Config, iteration: int, order: PromptOrder, train: list[Prompt], heldout: list[Prompt]
+    config: Config,
+    iteration: int,
+    order: PromptOrder,
+    reserve: PromptOrder | None,
+    train: list[Prompt],
+    heldout: list[Prompt],
 ) -> list[pa.Table]:
-    """An iteration's prompts as blocks of PROMPT_COLUMNS rows: train_batch_size groups of rollout.n samples, then one
-    sample of each held-out prompt where the iteration evaluates. Held-out requests come last and fill the tail."""
+    """An iteration's prompts as blocks of PROMPT_COLUMNS rows: train_batch_size groups of rollout.n samples, those in
+    reserve, then eval.n samples of each held-out prompt where the iteration evaluates. Held-out requests come last and
+    fill the tail."""
     blocks: list[pa.Table] = []
-    min_version = max(0, iteration - config.pipeline.max_staleness)
-
-    def add(group_id: int, prompt: Prompt, purpose: str, size: int, grain: int) -> None:
-        for first in range(0, size, grain):
-            members = range(first, first + grain)
-            ids = [f"{iteration}/{group_id}/{member}" for member in members]
-            columns = {
-                "sample_id": ids,
-                "iteration": [iteration] * grain,
-                "group_id": [group_id] * grain,
-                "member": list(members),
-                "group_size": [size] * grain,
-                "purpose": [purpose] * grain,
-                "prompt_id": [prompt.prompt_id] * grain,
-                "min_version": [iteration if purpose == "heldout" else min_version] * grain,
-                "data_source": [prompt.data_source] * grain,
-                "prompt": [prompt.prompt] * grain,
-                "prompt_text": [prompt.text] * grain,
-                "prompt_ids": [prompt.ids] * grain,
-                "ground_truth": [prompt.ground_truth] * grain,
-                "extra_info": [prompt.extra_info] * grain,
-                "seed": [sample_seed(config.run.seed, sample_id) for sample_id in ids],
-            }
-            blocks.append(pa.table({name: pa.array(columns[name], dtype) for name, dtype in PROMPT_COLUMNS.items()}))
-
+    rollout, n_groups = config.rollout, config.data.train_batch_size
     if iteration < config.run.iterations:
+        min_version = max(0, iteration - config.pipeline.max_staleness)
         indices, _ = order.batch_at(iteration * config.data.train_batch_size)
-        grain = config.rollout.samples_per_block or config.rollout.n
+        grain = rollout.samples_per_block or rollout.n
         for group_id, index in enumerate(indices):
-            add(group_id, train[int(index)], "train", config.rollout.n, grain)
+            group = Group(iteration, group_id, train[int(index)], "train", rollout.n, min_version)
+            blocks += group_blocks(group, grain, config.run.seed)
+        if reserve:
+            indices, _ = reserve.batch_at(iteration * reserve.batch)
+            for number, index in enumerate(indices):
+                prompt = train[int(index)]
+                group = Group(iteration, n_groups + number, prompt, "train", rollout.n, min_version, number)
+                blocks += group_blocks(group, grain, config.run.seed)
     if is_eval(config, iteration, len(heldout)):
-        for group_id, prompt in enumerate(heldout, start=config.data.train_batch_size):
-            add(group_id, prompt, "heldout", 1, 1)
+        for group_id, prompt in enumerate(heldout, start=n_groups + rollout.reserve_prompts):
+            group = Group(iteration, group_id, prompt, "heldout", config.eval.n, iteration)
+            blocks += group_blocks(group, group.size, config.run.seed)
+    return blocks
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples to be made of one prompt, by the names of PROMPT_COLUMNS."""
+
+    iteration: int
+    group_id: int
+    prompt: Prompt
+    purpose: str
+    size: int
+    min_version: int
+    reserve: int = -1
+
+
+def group_blocks(group: Group, grain: int, seed: int) -> list[pa.Table]:
+    """The group's PROMPT_COLUMNS rows, in blocks of `grain` (a divisor of its size)."""
+    blocks = []
+    for first in range(0, group.size, grain):
+        members = range(first, first + grain)
+        ids = [f"{group.iteration}/{group.group_id}/{member}" for member in members]
+        columns = {
+            "sample_id": ids,
+            "iteration": [group.iteration] * grain,
+            "group_id": [group.group_id] * grain,
+            "member": list(members),
+            "group_size": [group.size] * grain,
+            "purpose": [group.purpose] * grain,
+            "reserve": [group.reserve] * grain,
+            "prompt_id": [group.prompt.prompt_id] * grain,
+            "min_version": [group.min_version] * grain,
+            "data_source": [group.prompt.data_source] * grain,
+            "prompt": [group.prompt.prompt] * grain,
+            "prompt_text": [group.prompt.text] * grain,
+            "prompt_ids": [group.prompt.ids] * grain,
+            "ground_truth": [group.prompt.ground_truth] * grain,
+            "extra_info": [group.prompt.extra_info] * grain,
+            "seed": [sample_seed(seed, sample_id) for sample_id in ids],
+        }
+        blocks.append(pa.table({name: pa.array(columns[name], dtype) for name, dtype in PROMPT_COLUMNS.items()}))
     return blocks
 
 

@@ -15,6 +15,7 @@ from raypipe import resources
 from raypipe.adapters import find_grader
 from raypipe.config import Config, grader_name
 from raypipe.grading.queue import check_data_sources
+from raypipe.loggers import check_loggers
 from raypipe.prompts import PromptSet, load_prompts
 from raypipe.resources import Demand, Machine
 
@@ -66,17 +67,8 @@ class Inputs:
 def preflight(config: Config) -> Inputs:
     """Checks files, model folder and graders, reads the prompts, of which each needs a grader, and compares the
     resource plan with the machine."""
-    for i, grader in enumerate(config.grade.graders):
-        try:
-            find_grader(grader.path)
-        except ValueError as error:
-            raise ValueError(f"grade.graders.{i}.path={grader.path!r} ({grader_name(grader)}): {error}") from None
-    check_model_folder(config.model.path)
-    for name in config.data.train_files + config.data.val_files:
-        if not Path(name).is_file():
-            raise ValueError(
-                f"data.train_files or data.val_files: {name} does not exist; paths are relative to the config file"
-            )
+    check_loggers(config.log.loggers)
+    check_parts(config, config.data.train_files + config.data.val_files)
     tokenizer = load_tokenizer(config.model.path)
     train = load_prompts(config.data.train_files, config.data, tokenizer, "")
     heldout = load_prompts(config.data.val_files, config.data, tokenizer, "") if config.data.val_files else None
@@ -85,6 +77,37 @@ def preflight(config: Config) -> Inputs:
     machine = resources.find_machine()
     asked = resources.demands(config, machine)
     return Inputs(train, heldout, machine, asked, resources.missing(asked, machine))
+
+
+def preflight_sampling(config: Config, files: list[str]) -> tuple[PromptSet, list[Demand]]:
+    """The same for a plan without a learner over the prompts of `files`.
+
+    Raises:
+        ValueError: also where the machine lacks what is asked for.
+    """
+    check_parts(config, files)
+    prompts = load_prompts(files, config.data, load_tokenizer(config.model.path), "")
+    check_data_sources(config.grade.graders, {prompt.data_source for prompt in prompts.prompts})
+    machine = resources.find_machine()
+    asked = resources.sampling_demands(config, machine)
+    for sentence in resources.missing(asked, machine):
+        raise ValueError(sentence)
+    return prompts, asked
+
+
+def check_parts(config: Config, files: list[str]) -> None:
+    """Raises ValueError unless all graders, the model folder and the prompt files are there."""
+    for i, grader in enumerate(config.grade.graders):
+        try:
+            find_grader(grader.path)
+        except ValueError as error:
+            raise ValueError(f"grade.graders.{i}.path={grader.path!r} ({grader_name(grader)}): {error}") from None
+    check_model_folder(config.model.path)
+    for name in files:
+        if not Path(name).is_file():
+            raise ValueError(
+                f"data.train_files or data.val_files: {name} does not exist; paths are relative to the config file"
+            )
 
 
 def check_model_folder(path: str) -> None:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from raypipe.config import Config, grader_actors, scorer_roles
 
+# The actors of a plan without a learner.
+SAMPLING_ACTORS = ("engine", "grader host")
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -62,6 +65,11 @@ def demands(config: Config, machine: Machine) -> list[Demand]:
         # Stage actors, the plan server, the grade dispatcher and Ray's own controllers ask for no CPU.
     ]
     return [demand for demand in found if demand.count]
+
+
+def sampling_demands(config: Config, machine: Machine) -> list[Demand]:
+    """What generating and grading ask for, without a learner."""
+    return [demand for demand in demands(config, machine) if demand.actor in SAMPLING_ACTORS]
 
 
 def missing(asked: list[Demand], machine: Machine) -> list[str]:

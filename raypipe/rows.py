@@ -13,6 +13,7 @@ An example row after Grade (Generate added `response_*`, Grade added `score` and
     member           2
     group_size       8
     purpose          "train"                    train | heldout (graded and reported, never trained on)
+    reserve          -1                         number in the iteration's reserve (dynamic sampling), else -1
     prompt_id        "gsm8k-train-204"
     min_version      3                          the gate holds the request until the engine has these weights
     data_source      "gsm8k"
@@ -26,7 +27,7 @@ An example row after Grade (Generate added `response_*`, Grade added `score` and
     response_ids     [22, 30, ...]              T tokens
     engine_logprobs  [-0.11, -0.02, ...]        T sampling log-probs of the engine, temperature applied
     weight_versions  [3, 3, ...]                T versions of the weights that made each token
-    finish_reason    "stop"                     stop | length (cut at rollout.max_response_length) | failed (with error)
+    finish_reason    "stop"                     stop | length (cut at rollout.max_response_length) | failed | unused
     generate_error   ""
     engine           "engine-0"
     generate_start   1716822000.12              seconds since the epoch; the engine took the request past the gate
@@ -58,6 +59,7 @@ PROMPT_COLUMNS = {
     "member": pa.int64(),
     "group_size": pa.int64(),
     "purpose": pa.string(),
+    "reserve": pa.int64(),
     "prompt_id": pa.string(),
     "min_version": pa.int64(),
     "data_source": pa.string(),
@@ -101,7 +103,8 @@ GRADE_READS = (
 )  # fmt: skip
 
 GRADE_STATUSES = ("ok", "abstain", "error", "timeout", "crash")
-FINISH_REASONS = ("stop", "length", "failed")
+# unused: of a prompt in reserve that was not needed; such rows end with the plan.
+FINISH_REASONS = ("stop", "length", "failed", "unused")
 
 
 def check_columns(table: pa.Table, required: Iterable[str], stage: str) -> None:

@@ -3,6 +3,7 @@
     runs/<name>/
         config.yaml             as resolved; secrets are left out
         metrics.jsonl           one JSON object an iteration
+        stages.jsonl            the same of the timeline: busy lanes, what bounds, and advice
         samples/it_000012.jsonl
         timelines/it_000012.png and .json
         checkpoints/step_12/    see checkpoint.py
@@ -23,6 +24,7 @@ from typing import Any
 import yaml
 
 from raypipe.config import Config
+from raypipe.timeline import Summary
 
 _SECRET = (
     r"(^|[_-])(api_?key|secret|password|passwd|credentials?|private_?key|access_?key|(auth|access|api|bearer)_?token)$"
@@ -45,6 +47,10 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def stages(self) -> Path:
+        return self.path / "stages.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -60,25 +66,40 @@ class RunFolder:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
+    def append_stages(self, iteration: int, summary: Summary) -> None:
+        """Adds what an iteration's timeline says: the report shows it."""
+        told = {name: getattr(summary, name) for name in ("wall_s", "efficiency", "bounding", "advice", "busy")}
+        with self.stages.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"iteration": iteration, **told}) + "\n")
+
     def read_metrics(self) -> list[dict[str, float]]:
-        """The lines so far. What a killed process left half written at the end is no line."""
-        if not self.metrics.is_file():
-            return []
-        lines = []
-        for text in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                lines.append(json.loads(text))
-            except ValueError:
-                continue
-        return lines
+        """The lines so far."""
+        return read_lines(self.metrics)
 
     def resume_at(self, iteration: int) -> None:
         """Cuts what was written for `iteration` and later ones: the run does them (again)."""
-        kept = [json.dumps(line) + "\n" for line in self.read_metrics() if line["iteration"] < iteration]
-        _write(self.metrics, "".join(kept))
+        for path in (self.metrics, self.stages):
+            kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["iteration"] < iteration]
+            _write(path, "".join(kept))
         for path in [*self.path.glob("samples/it_*"), *self.path.glob("timelines/it_*")]:
             if int(re.findall(r"[0-9]+", path.name)[0]) >= iteration:
                 path.unlink()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file, one a line; none where there is no file. What is no object is no line: a killed
+    process leaves half of one at the end."""
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            lines.append(value)
+    return lines
 
 
 def open_run(cfg: Config, config_dict: Mapping[str, Any]) -> RunFolder:
@@ -104,7 +125,8 @@ def open_run(cfg: Config, config_dict: Mapping[str, Any]) -> RunFolder:
         for name in ("samples", "timelines", "checkpoints"):
             (path / name).mkdir(parents=True, exist_ok=resumed)
         _write_config(path, config_dict)
-        (path / "metrics.jsonl").touch()
+        for name in ("metrics.jsonl", "stages.jsonl"):
+            (path / name).touch()
     except FileExistsError:  # another run of this name has just started
         raise _in_use(path) from None
     except OSError as error:

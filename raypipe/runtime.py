@@ -5,13 +5,14 @@ started once, in parallel, and ended together; plans come and go in between.
 """
 
 import contextlib
+import dataclasses
 import logging
 import math
 import os
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from raypipe.config import Config, grader_actors
+from raypipe.config import Config, grader_actors, heldout_response_length
 from raypipe.engines.vllm import start_engines
 from raypipe.grading.dispatcher import start_dispatcher
 from raypipe.learner import learn
 from raypipe.pipeline import Workers
 from raypipe.plans import PlanServer
 from raypipe.preflight import Inputs
+from raypipe.reserve import start_reserve
+from raypipe.resources import Demand
 from raypipe.scorer import scorer_names, start_scorers
 
 POLL_S = 0.5
@@ -53,45 +56,28 @@ def start_ray(config: Config, cpus: float) -> None:
     )  # fmt: skip
 
 
-class Runtime:
-    """The resident actors of a run, as a context manager that leaves nothing running.
+class ResidentActors:
+    """What the stages of every plan call, engines and grade dispatcher, as a context manager that leaves nothing
+    running. This is all that a plan without a learner needs.
 
     Args:
         config: the run's configuration.
-        inputs: prompts and the resource plan from `preflight`.
+        demands: who asks for which CPUs and GPUs.
     """
 
-    def __init__(self, config: Config, inputs: Inputs):
-        self.config, self.inputs = config, inputs
-        self.failure: BaseException | None = None
-        self.learner: threading.Thread | None = None
+    def __init__(self, config: Config, demands: Sequence[Demand]):
+        self.config = config
+        self.grader_cpus = next(demand.cpus for demand in demands if demand.actor == "grader host")
 
-    def __enter__(self) -> "Runtime":
-        config, inputs = self.config, self.inputs
-        asked = {demand.actor: demand for demand in inputs.demands}
-        self.engines = start_engines(config, config.run.name)
-        scorer_gpus = asked["scorer"].gpus if "scorer" in asked else 0.0
-        self.scorers = start_scorers(config, scorer_gpus)
-        self.dispatcher = start_dispatcher(
-            config.grade, grader_actors(config), config.run.name, asked["grader host"].cpus
-        )
-        length = config.rollout.max_response_length
-        sampling = {"max_tokens": length, "stop": config.rollout.stop}
+    def __enter__(self) -> "ResidentActors":
+        config, name = self.config, self.config.run.name
+        self.engines = start_engines(config, name)
+        self.dispatcher = start_dispatcher(config.grade, grader_actors(config), name, self.grader_cpus)
         self.workers = Workers(
-            engines=[f"{config.run.name}/engine-{i}" for i in range(config.engine.count)],
-            dispatcher=f"{config.run.name}/grade-dispatcher",
+            engines=[f"{name}/engine-{i}" for i in range(config.engine.count)],
+            dispatcher=f"{name}/grade-dispatcher",
             grade_actors=grader_actors(config),
-            scorers=scorer_names(config),
-            sampling={
-                "train": {**sampling, "temperature": config.rollout.temperature, "top_p": config.rollout.top_p},
-                "heldout": {**sampling, "temperature": config.eval.temperature, "top_p": 1.0},
-            },
-        )
-        heldout = inputs.heldout.prompts if inputs.heldout else []
-        self.server: Any = (
-            ray.remote(PlanServer)
-            .options(name=f"{config.run.name}/plans", num_cpus=0, max_concurrency=4 * config.train.ranks + 8)
-            .remote(config, inputs.train.prompts, heldout, self.workers)
+            sampling=sampling_settings(config),
         )
         try:
             # A grader whose constructor fails ends the run here, before any weight is loaded.
@@ -101,10 +87,85 @@ class Runtime:
             raise error.cause if isinstance(error.cause, ValueError) else error from None
         return self
 
+    def wait_for_engines(self) -> None:
+        """An engine that cannot start (a model that vLLM does not know) ends the run here, with its reason."""
+        ray.get([engine.ready.remote() for engine in self.engines])
+
+    def counts(self) -> dict[str, int]:
+        """Samples generated (those that reached grading) and graded since the start of the run, of all purposes."""
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            stats: Any = ray.get(self.dispatcher.stats.remote(), timeout=5)
+            return {"generated": stats["received"], "graded": stats["graded"]}
+        return {}
+
+    def __exit__(self, *_: object) -> None:
+        close([*self.engines, self.dispatcher])
+
+
+def close(actors: Iterable[Any]) -> None:
+    """Lets actors end what they started; one that does not answer is left to Ray."""
+    closing: list[Any] = [actor.close.remote() for actor in actors]
+    deadline = time.monotonic() + 20
+    for call in closing:
+        try:
+            ray.get(call, timeout=max(0.1, deadline - time.monotonic()))
+        except (ray.exceptions.RayError, TimeoutError):
+            logging.getLogger(__name__).debug("an actor did not close: %s", traceback.format_exc())
+
+
+def sampling_settings(config: Config) -> dict[str, dict[str, Any]]:
+    """Sampling settings by the row's purpose (see `Generate`)."""
+    rollout, heldout = config.rollout, config.eval
+    return {
+        "train": {
+            "max_tokens": rollout.max_response_length,
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "stop": rollout.stop,
+        },
+        "heldout": {
+            "max_tokens": heldout_response_length(config),
+            "temperature": heldout.temperature,
+            "top_p": heldout.top_p,
+            "stop": rollout.stop,
+        },
+    }
+
+
+class Runtime:
+    """The resident actors of a training run, as a context manager that leaves nothing running.
+
+    Args:
+        config: the run's configuration.
+        inputs: prompts and the resource plan from `preflight`.
+    """
+
+    def __init__(self, config: Config, inputs: Inputs):
+        self.config, self.inputs = config, inputs
+        self.actors = ResidentActors(config, inputs.demands)
+        self.failure: BaseException | None = None
+        self.learner: threading.Thread | None = None
+
+    def __enter__(self) -> "Runtime":
+        config, inputs = self.config, self.inputs
+        # They load their weights while graders are built.
+        scorer = next((demand for demand in inputs.demands if demand.actor == "scorer"), None)
+        self.scorers = start_scorers(config, scorer.gpus if scorer else 0.0)
+        self.actors.__enter__()
+        self.reserve, reserve = start_reserve(config)
+        workers = dataclasses.replace(self.actors.workers, scorers=scorer_names(config), reserve=reserve)
+        heldout = inputs.heldout.prompts if inputs.heldout else []
+        self.server: Any = (
+            ray.remote(PlanServer)
+            .options(name=f"{config.run.name}/plans", num_cpus=0, max_concurrency=4 * config.train.ranks + 8)
+            .remote(config, inputs.train.prompts, heldout, workers)
+        )
+        return self
+
     @property
     def residents(self) -> list[Any]:
         """The actors that hold a model."""
-        return [*self.engines, *(scorer for role in self.scorers.values() for scorer in role)]
+        return [*self.actors.engines, *(scorer for role in self.scorers.values() for scorer in role)]
 
     def start_learner(self, folder: Path) -> None:
         """Starts the learner group, which trains until the last iteration, beside this thread."""
@@ -118,7 +179,7 @@ class Runtime:
                 "folder": str(folder),
                 "attempt": 0,
                 "server": self.server,
-                "engines": self.engines,
+                "engines": self.actors.engines,
                 "scorers": self.scorers,
             },  # fmt: skip
             scaling_config=ScalingConfig(
@@ -155,11 +216,7 @@ class Runtime:
             progress(self.counts())
 
     def counts(self) -> dict[str, int]:
-        """Samples generated (those that reached grading) and graded since the start of the run, of all purposes."""
-        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            stats: Any = ray.get(self.dispatcher.stats.remote(), timeout=5)
-            return {"generated": stats["received"], "graded": stats["graded"]}
-        return {}
+        return self.actors.counts()
 
     def finish(self) -> None:
         """Waits until the learner has ended by itself, after the last iteration."""
@@ -169,10 +226,5 @@ class Runtime:
             raise RuntimeError("the learner failed after the last iteration") from self.failure
 
     def __exit__(self, *_: object) -> None:
-        closing: list[Any] = [actor.close.remote() for actor in [*self.residents, self.dispatcher]]
-        deadline = time.monotonic() + 20
-        for call in closing:
-            try:
-                ray.get(call, timeout=max(0.1, deadline - time.monotonic()))
-            except (ray.exceptions.RayError, TimeoutError):
-                logging.getLogger(__name__).debug("an actor did not close: %s", traceback.format_exc())
+        close(scorer for role in self.scorers.values() for scorer in role)
+        self.actors.__exit__()

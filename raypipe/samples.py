@@ -38,15 +38,19 @@ def write_samples(path: Path, rows: Iterable[Row], count: int) -> None:
     ground_truth, score and advantage (null where there is none), status, grades (one object a grader), prompt_length
     and response_length (tokens), finish_reason, generate_error.
     """
+    path.write_text("".join(to_json(sample) + "\n" for sample in pick(rows, count)), encoding="utf-8")
+
+
+def pick(rows: Iterable[Row], count: int) -> list[dict[str, Any]]:
+    """The samples that `write_samples` writes, with its fields."""
     by_purpose: dict[str, list[Row]] = {}
     for row in rows:
         by_purpose.setdefault(row["purpose"], []).append(row)
-    lines = [
-        to_json({"kind": kind, **describe(row)})
+    return [
+        {"kind": kind, **describe(row)}
         for purpose in sorted(by_purpose, reverse=True)  # train first
         for kind, row in choose(by_purpose[purpose], count)
     ]
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
 def choose(rows: Sequence[Row], count: int) -> list[tuple[str, Row]]:

@@ -21,6 +21,7 @@ from raypipe.grading.dispatcher import start_dispatcher
 from raypipe.pipeline import Workers
 from raypipe.plans import PlanServer
 from raypipe.prompts import Prompt
+from raypipe.reserve import start_reserve
 
 
 @dataclass
@@ -81,12 +82,14 @@ def plan_run(config: Config, engines: list[Any], train: list[Prompt], heldout: l
     """Plans, graders and feed, without a learner, around engines of any kind named `{run}/engine-{i}`."""
     name = config.run.name
     dispatcher = start_dispatcher(config.grade, grader_actors(config), name, cpus_per_host=0)
+    reserve, reserve_name = start_reserve(config)
     ray.get([dispatcher.start.remote(), *(engine.ready.remote() for engine in engines)])
     sampling = {"max_tokens": config.rollout.max_response_length, "top_p": 1.0, "stop": config.rollout.stop}
     workers = Workers(
         engines=[f"{name}/engine-{i}" for i in range(len(engines))],
         dispatcher=f"{name}/grade-dispatcher",
         grade_actors=grader_actors(config),
+        reserve=reserve_name,
         sampling={"train": {**sampling, "temperature": 1.0}, "heldout": {**sampling, "temperature": 0.0}},
     )
     server = (
@@ -98,5 +101,5 @@ def plan_run(config: Config, engines: list[Any], train: list[Prompt], heldout: l
         yield ScriptedRun(config, engines, dispatcher, server)
     finally:
         ray.get(dispatcher.close.remote())
-        for actor in [dispatcher, server]:
+        for actor in filter(None, [dispatcher, server, reserve]):
             ray.kill(actor)

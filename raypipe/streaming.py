@@ -71,6 +71,7 @@ def stream(learner: "Learner", take: Take, spans: Spans) -> tuple[Rows, Rows]:
                     mini += 1
         everyone = arrivals.add([sample for news, _, _ in told for sample in news], all_ended)
         own = [incomplete.pop(sample.sample_id) for sample in sorted(everyone) if sample.sample_id in incomplete]
+        learner.prompts += len({sample.group_id for sample in everyone if sample.usable})
         for row in learner.admit(own, everyone):
             row["mini_batch"] = arrivals.mini_batch(row["group_id"])
             ready[row["mini_batch"]].append(row)

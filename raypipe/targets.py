@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from raypipe import advantages, losses
-from raypipe.config import Config
+from raypipe.config import Config, importance, old_logprobs
 
 Rows = list[dict[str, Any]]
 # What every rank passes in comes back from all of them, in rank order.
@@ -56,8 +56,8 @@ def why_not_streaming(config: Config) -> str:
         return "train.stream=false"
     if whitening(config) != "none":
         return f"advantages are whitened over the {whitening(config).replace('_', '-')} (algorithm.whiten)"
-    if config.algorithm.old_logprobs == "learner":
-        return "algorithm.old_logprobs=learner recomputes all log-probs first"
+    if old_logprobs(config) == "learner":
+        return "the log-probs of all samples are recomputed first (algorithm.old_logprobs: learner)"
     if config.rollout.reserve_prompts:
         return "rollout.reserve_prompts: which prompts are trained on is known at the end"
     return ""
@@ -146,11 +146,11 @@ def split_masked(usable: Rows, config: Config) -> tuple[Rows, losses.Metrics]:
 
 def assign_importance(rows: Rows, config: Config) -> losses.Metrics:
     """Gives each row `importance`, its truncated importance weights [T], if they are asked for."""
-    algorithm = config.algorithm
-    if algorithm.tis == "off":
+    level = importance(config)
+    if level == "off":
         return {}
-    weights_BT, metrics = losses.TIS[algorithm.tis](
-        column(rows, "old_logprobs"), column(rows, "engine_logprobs"), response_mask(rows), algorithm.tis_cap
+    weights_BT, metrics = losses.TIS[level](
+        column(rows, "old_logprobs"), column(rows, "engine_logprobs"), response_mask(rows), config.algorithm.tis_cap
     )
     assign(rows, "importance", weights_BT)
     return {f"mismatch/{name}": pair for name, pair in metrics.items()}

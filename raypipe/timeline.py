@@ -12,6 +12,7 @@ Times of different nodes are as comparable as the nodes' clocks.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -204,7 +205,6 @@ def _generate_advice(found: Sequence[Span]) -> str:
 
 def _pool_advice(stage: str, found: Sequence[Span], working: Mapping[str, list[Interval]]) -> str:
     """More workers where samples wait for one; where none does, it is single samples that take long."""
-    workers = "grade.workers x grade.processes" if stage == "Grade" else "scorer.count"
     generating = working.get("Generate", [])
     alone = subtract(working[stage], generating)
     if seconds(intersect(_waiting(found, stage), alone)) < 0.5 * seconds(alone):
@@ -215,4 +215,22 @@ def _pool_advice(stage: str, found: Sequence[Span], working: Mapping[str, list[I
         )
     width = _width(found, stage)
     needed = math.ceil(seconds(calls(found, stage)) / seconds(generating)) if generating else 2 * width
-    return f"raise {workers} from {width} to about {max(needed, width + 1)}"
+    return _raise(stage, found, width, max(needed, width + 1))
+
+
+def _raise(stage: str, found: Sequence[Span], width: int, needed: int) -> str:
+    """Which setting makes `needed` calls run at the same time instead of `width`. Lanes of graders are called
+    <host>/<process>, and <host>/loop for async ones."""
+    if stage != "Grade":
+        return f"raise scorer.count from {width} to about {needed}"
+    lanes = {span.lane for span in found if span.stage == "Grade"}
+    waited = seconds((span.start, span.end) for span in found if span.stage == "Grade" and span.lane.endswith("/loop"))
+    if waited > 0.5 * seconds((span.start, span.end) for span in found if span.stage == "Grade"):
+        return (
+            f"raise grade.async_concurrency (and grade.async_rate, if it is set) from {width} to about {needed} calls"
+        )
+    hosts = Counter(lane.partition("/")[0] for lane in lanes if not lane.endswith("/loop"))
+    processes = max(hosts.values())
+    workers = max(len(hosts) + 1, math.ceil(needed / processes))
+    each = f" ({processes} grade.processes each)" if processes > 1 else ""
+    return f"raise grade.workers from {len(hosts)} to about {workers}{each}"

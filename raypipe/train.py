@@ -19,6 +19,7 @@ from raypipe.grading.results import FAILURES
 
 if TYPE_CHECKING:
     from raypipe.console import Console
+    from raypipe.loggers import Tracker
     from raypipe.preflight import Inputs
     from raypipe.run_folder import RunFolder
     from raypipe.runtime import Runtime
@@ -59,6 +60,7 @@ def run(config: Config, inputs: "Inputs") -> Path:
 
     from raypipe.checkpoint import trained_iterations
     from raypipe.console import Console
+    from raypipe.loggers import open_loggers
     from raypipe.plans import iteration_size
     from raypipe.run_folder import open_run
     from raypipe.runtime import Runtime, start_ray
@@ -68,6 +70,7 @@ def run(config: Config, inputs: "Inputs") -> Path:
     first = trained_iterations(folder.checkpoints)
     folder.resume_at(first)
     console = Console(config.run.iterations, config.log.quiet)
+    tracker = open_loggers(config.log.loggers, folder, dataclasses.asdict(config), first)
     start_ray(config, sum(demand.count * demand.cpus for demand in inputs.demands))
     try:
         if reason := why_not_streaming(config):
@@ -77,10 +80,11 @@ def run(config: Config, inputs: "Inputs") -> Path:
             end = 0.0
             for iteration in range(first, config.run.iterations + 1):
                 records = follow(runtime, console, iteration, iteration_size(config, iteration, inputs.heldout_count))
-                end = write_down(config, folder, console, iteration, records, end)
+                end = write_down(config, folder, console, tracker, iteration, records, end)
             runtime.finish()
-        console.summary([f"run folder: {folder.path}"])
+        console.summary([f"run folder: {folder.path}", f"look at it: python -m raypipe.report {folder.path}"])
     finally:
+        tracker.close()
         console.close()
         ray.shutdown()
     return folder.path
@@ -99,15 +103,16 @@ def follow(runtime: "Runtime", console: "Console", iteration: int, samples: int)
 
 
 def write_down(
-    config: Config, folder: "RunFolder", console: "Console", iteration: int, records: list[dict[str, Any]], begin: float
-) -> float:
+    config: Config, folder: "RunFolder", console: "Console", tracker: "Tracker", iteration: int,
+    records: list[dict[str, Any]], begin: float,
+) -> float:  # fmt: skip
     """Writes an iteration's metrics, samples and timeline; returns when it ended, in seconds since the epoch.
 
     An iteration lasts from the end of the one before (`begin`) to the end of its weight update, so that their wall
     times add up to the run's.
     """
     from raypipe.metrics import iteration_metrics
-    from raypipe.samples import write_samples
+    from raypipe.samples import pick, write_samples
     from raypipe.spans import collect
     from raypipe.timeline import summarize
     from raypipe.timeline_plot import draw
@@ -122,7 +127,9 @@ def write_down(
     summary = summarize(rows, spans, (begin or found[0].start, end))
     metrics = iteration_metrics(iteration, rows, records[0]["metrics"], iteration, summary)
     folder.append_metrics(metrics)
+    folder.append_stages(iteration, summary)
     write_samples(folder.samples(iteration), rows, config.log.samples)
+    tracker.log(iteration, metrics, pick(rows, config.log.samples))
     console.end_iteration(metrics)
     if iteration in config.log.timelines or iteration == config.run.iterations - 1:
         draw(folder.timeline(iteration, ".png"), found, summary, f"{config.run.name}, iteration {iteration}")

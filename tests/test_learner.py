@@ -57,6 +57,7 @@ def rollouts(seed: int, groups: int = 4, members: int = 4) -> list[dict]:
                 "finish_reason": "length" if len(response) == 12 else "stop",
                 "prompt_ids": prompt, "response_ids": response,
                 "engine_logprobs": [draw.uniform(-7, -4) for _ in response],
+                "weight_versions": [seed] * len(response),
                 "ref_logprobs": [draw.uniform(-7, -4) for _ in response],
                 "values": [draw.uniform(-1, 1) for _ in response],
                 "score": float("nan") if failed else draw.random(), "grade_status": "timeout" if failed else "ok",

@@ -1,9 +1,12 @@
 """The plan on real Ray Data: streaming, nothing lost, early start behind the gate, engines that outlive plans."""
 
+import dataclasses
 import os
 import signal
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -24,12 +27,16 @@ from raypipe.config import (
     RunConfig,
     TrainConfig,
 )
-from raypipe.plans import iteration_blocks, sample_seed
+from raypipe.plans import iteration_blocks, iteration_size, reserve_order, sample_seed
 from raypipe.prompts import Prompt, PromptOrder
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, check_columns
 from raypipe.scripted import scripted_run
 
 PROMPTS = [Prompt(f"p{i}", "toy", f'"q{i}"', f"q{i}", [1, 2], '"1"', "{}") for i in range(10)]
+
+
+# For what goes on while a plan is read.
+READER = ThreadPoolExecutor(1)
 
 
 def config_for(name: str, prompts: int = 4, n: int = 4, ranks: int = 1, iterations: int = 3, grain: int = 1) -> Config:
@@ -51,31 +58,27 @@ def test_the_executor_still_has_the_wait_that_is_shortened():
 
 
 def test_the_executor_waits_less_while_blocks_move(monkeypatch):
-    """A plan whose operator's counts are set by hand, one turn of the executor after the other."""
-
-    class Operator:
-        metrics = OpRuntimeMetrics(None)
-
-    class Executor:
-        _topology = {Operator(): None}
+    """An operator's counts are set by hand, one turn of the executor after the other."""
+    assert {"num_tasks_submitted", "num_task_outputs_generated"} <= set(OpRuntimeMetrics.__dataclass_fields__)
 
     def wait_after(seconds: float, submitted: int, generated: int) -> float:
         clock[0] += seconds
-        Operator.metrics.num_tasks_submitted, Operator.metrics.num_task_outputs_generated = submitted, generated
-        callback.on_execution_step(Executor())
+        metrics = SimpleNamespace(num_tasks_submitted=submitted, num_task_outputs_generated=generated)
+        callback.on_execution_step(SimpleNamespace(_topology=[SimpleNamespace(metrics=metrics)]))
         return streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S
 
     clock, callback = [100.0], pipeline.ShortWait()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(streaming_executor_state, "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S", pipeline.RAY_WAIT_S)
-    waits = [wait_after(*turn) for turn in [(0, 0, 0), (0, 3, 0), (0.9, 3, 0), (0.2, 3, 0), (9.0, 3, 1), (1.1, 3, 1)]]
+    turns = [(0, 0, 0), (0, 3, 0), (0.9, 3, 0), (0.2, 3, 0), (9.0, 3, 1), (1.1, 3, 1)]
+    waits = [wait_after(seconds * pipeline.STILL_S, *counts) for seconds, *counts in turns]
     long, short = pipeline.RAY_WAIT_S, pipeline.SHORT_WAIT_S
     assert waits == [long, short, short, long, short, long]
 
 
 def blocks_of(config: Config, iteration: int, heldout: list[Prompt] = []):  # noqa: B006
     order = PromptOrder(len(PROMPTS), config.data.train_batch_size, config.run.seed, shuffle=True)
-    return iteration_blocks(config, iteration, order, PROMPTS, heldout)
+    return iteration_blocks(config, iteration, order, reserve_order(config, len(PROMPTS)), PROMPTS, heldout)
 
 
 def test_an_iteration_is_blocks_of_one_prompt():
@@ -112,6 +115,26 @@ def test_held_out_prompts_come_first_last_and_every_n_iterations():
     assert [count["train"] for count in counts] == [16] * 5 + [0]
 
 
+def test_the_reserve_has_an_order_of_its_own():
+    plain = config_for("x", prompts=3, n=2)
+    config = dataclasses.replace(plain, rollout=dataclasses.replace(plain.rollout, reserve_prompts=2))
+    rows = [row for block in blocks_of(config, 0, PROMPTS[:1]) for row in block.to_pylist()]
+    assert [row["reserve"] for row in rows] == [-1] * 6 + [0, 0, 1, 1] + [-1]
+    assert [row["group_id"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+    ordinary = [row for block in blocks_of(plain, 0) for row in block.to_pylist()]
+    assert [row["prompt_id"] for row in rows[:6]] == [row["prompt_id"] for row in ordinary]
+
+
+def test_each_held_out_prompt_is_sampled_eval_n_times():
+    config = config_for("x")
+    config = Config(**{**vars(config), "eval": EvalConfig(n=3, temperature=1.0)})
+    rows = [row for block in blocks_of(config, 0, PROMPTS[:2]) for row in block.to_pylist()]
+    held = [row for row in rows if row["purpose"] == "heldout"]
+    assert [row["member"] for row in held] == [0, 1, 2] * 2 and {row["group_size"] for row in held} == {3}
+    assert len({row["seed"] for row in held}) == 6 and len({row["group_id"] for row in rows}) == 4 + 2
+    assert iteration_size(config, 0, 2) == len(rows)
+
+
 def test_a_stage_names_the_column_that_is_missing():
     block = blocks_of(config_for("x"), 0)[0].drop_columns(["seed"])
     with pytest.raises(ValueError, match=r"Generate reads the columns \['seed'\]"):
@@ -119,6 +142,28 @@ def test_a_stage_names_the_column_that_is_missing():
 
 
 # -- on Ray ------------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_without_signal_are_replaced_from_the_reserve(ray_session):
+    plain = config_for("reserve", prompts=6, n=2, iterations=2)
+    config = dataclasses.replace(plain, rollout=dataclasses.replace(plain.rollout, reserve_prompts=5))
+    with scripted_run(config, seconds=(0.0, 0.2)) as run:
+        feed = run.feed()
+        for iteration in range(2):
+            [rows] = run.rows([feed], iteration)
+            run.open_gates(iteration + 1)
+            groups: dict[int, set[float]] = {}
+            for row in rows:
+                groups.setdefault(row["group_id"], set()).add(row["score"])
+            useful = sum(len(scores) > 1 for scores in groups.values())
+            reserve = {row["reserve"] for row in rows} - {-1}
+            assert len(rows) == 2 * len(groups) and {row["finish_reason"] for row in rows} <= {"stop", "length"}
+            assert reserve == set(range(len(reserve)))  # used in order
+            assert len(groups) == 6 + len(reserve)
+            # Each prompt without signal brought in another, as long as there were some.
+            assert len(reserve) == min(5, len(groups) - useful) and useful <= 6
+            assert useful == 6 or len(reserve) == 5
+            assert len(reserve) > 0  # or the seed shows nothing
 
 
 def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
@@ -169,10 +214,10 @@ def test_a_sample_is_graded_at_once_though_its_block_is_a_group(ray_session):
 def test_lost_hints_cost_nothing_but_time(ray_session):
     config = config_for("lost", prompts=3, n=4, iterations=1, grain=4)
     with scripted_run(config, seconds=(0.5, 2.0)) as run:
-        blocks = run.feed().rows(0)
+        reading = READER.submit(run.rows, [run.feed()], 0)
         until(lambda: ray.get(run.dispatcher.stats.remote())["kept"] >= 3)
         os.kill(ray.get(run.dispatcher.stats.remote())["pid"], signal.SIGKILL)  # and what hints had told it
-        rows = [row for block in blocks for row in block]
+        [rows] = reading.result()
         assert len({row["sample_id"] for row in rows}) == 12
         assert {row["grade_status"] for row in rows} == {"ok"}
         assert all(row["score"] == row["response_ids"][0] % 2 for row in rows)
@@ -181,16 +226,15 @@ def test_lost_hints_cost_nothing_but_time(ray_session):
 def test_a_stage_that_dies_has_no_sample_graded_twice(ray_session):
     config = config_for("rerun", prompts=3, n=4, iterations=1, grain=4)
     with scripted_run(config, seconds=(0.5, 3.0)) as run:
-        feed = run.feed()
-        blocks = feed.rows(0)
-        first = next(blocks)
+        reading = READER.submit(run.rows, [run.feed()], 0)
+        until(lambda: ray.get(run.dispatcher.stats.remote())["kept"] >= 3)
         [stage] = [
             process
             for process in psutil.Process().children(recursive=True)
             if "MapBatches(Generate)" in " ".join(process.cmdline())
         ]
         stage.kill()
-        rows = first + [row for block in blocks for row in block]
+        [rows] = reading.result()
         assert sorted(row["sample_id"] for row in rows) == sorted(f"0/{g}/{m}" for g in range(3) for m in range(4))
         assert {row["grade_status"] for row in rows} == {"ok"}
         stats = ray.get(run.dispatcher.stats.remote())

@@ -29,3 +29,8 @@ def test_every_shipped_grader_that_is_named_exists():
     for module, name in re.findall(r"`graders\.(\w+):(\w+)`", README):
         paths = [ROOT / "graders" / f"{module}.py", ROOT / "graders" / module / "__init__.py"]
         assert any(path.is_file() and name in path.read_text() for path in paths), f"graders.{module}:{name}"
+
+
+def test_every_picture_that_is_shown_exists():
+    shown = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)
+    assert shown and all((ROOT / name).read_bytes().startswith(b"\x89PNG") for name in shown)

@@ -34,7 +34,7 @@ def test_a_new_run_has_its_config_and_places_for_everything(tmp_path):
     assert folder.timeline(12, ".png") == folder.path / "timelines" / "it_000012.png"
     for path in (folder.samples(1).parent, folder.timeline(1, ".png").parent, folder.checkpoints):
         assert path.is_dir()
-    assert files(folder) == ["config.yaml", "metrics.jsonl"]
+    assert files(folder) == ["config.yaml", "metrics.jsonl", "stages.jsonl"]
 
 
 def test_a_name_in_use_is_refused_with_both_ways_out(tmp_path):

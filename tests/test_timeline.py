@@ -244,7 +244,7 @@ def test_graders_that_pause_between_calls_bound_all_the_same():
         rows.append(row(f"3/{i // 8}/{i % 8}", 3, "engine-0", T, T + 0.5) | graded)
     summary = summary_of(rows)
     assert summary.bounding == "Grade"
-    assert summary.advice.endswith("raise grade.workers x grade.processes from 8 to about 9")
+    assert summary.advice.endswith("raise grade.workers from 8 to about 9")
 
 
 def test_grading_bounds_and_the_advice_names_how_many_workers_hide_it_under_generation():
@@ -257,7 +257,7 @@ def test_grading_bounds_and_the_advice_names_how_many_workers_hide_it_under_gene
         rows[-1] |= {"grade_start": max(at, done), "grade_end": max(at, done) + 2, "grader": f"grader-{i % 2}"}
     summary = summary_of(rows)
     assert summary.bounding == "Grade"
-    assert summary.advice.endswith("raise grade.workers x grade.processes from 2 to about 8")
+    assert summary.advice.endswith("raise grade.workers from 2 to about 8")
     assert "grading bounds (98% busy)" in summary.advice
 
 
@@ -268,6 +268,22 @@ def test_samples_of_one_batch_are_one_call():
         rows.append(row(f"3/0/{i}", 3, "engine-0", T, T + 4))
         rows[-1] |= {"grade_start": T + 4 + 2 * (i // 4), "grade_end": T + 6 + 2 * (i // 4)}
     assert summary_of(rows).advice.endswith("from 1 to about 2")
+
+
+def test_the_advice_counts_processes_by_host():
+    """The same work as 2 graders cannot do, done by 2 processes of one host, and of an async grader's calls."""
+    rows, _ = simulate(samples=64, graders=2, grade_s=1.0, fail=0)
+    for r in rows:
+        r["grader"] = r["grader"].replace("grader-", "host-0/")
+    advice = summary_of(rows).advice
+    needed = int(advice.split(" to about ")[1].split(" ")[0])
+    assert "raise grade.workers from 1 to about" in advice and advice.endswith("(2 grade.processes each)")
+    for r in rows:
+        r["grader"] = "host-0/loop"
+    advice = summary_of(rows).advice
+    assert "raise grade.async_concurrency (and grade.async_rate, if it is set) from 2 to about" in advice
+    calls = int(advice.split(" to about ")[1].split(" ")[0])
+    assert needed == math.ceil(calls / 2), "each worker has two processes"
 
 
 def test_one_slow_sample_is_named_rather_than_more_workers():

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from peft import PeftModel
 from tiny_models import save_model, tiny_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from raypipe.metrics import legend
 
@@ -144,3 +145,34 @@ def test_vllm_serves_the_checkpoint(workplace, first):
     again = workplace.metrics("second")[0]
     # Greedy decoding of the same prompts with the same weights.
     assert again["reward/heldout_mean"] == pytest.approx(final["reward/heldout_mean"], abs=1e-6)
+
+
+def test_ppo_with_a_critic_a_reference_and_stale_samples(workplace, first):
+    """Every part that the first run does without: the Score stage, the critic, staleness, updates in flight."""
+    done = workplace.train(
+        "run.name=ppo", "run.iterations=3", "data.train_batch_size=16", "rollout.n=2", "algorithm.adv_estimator=gae",
+        "algorithm.kl_coef=0.01", "algorithm.kl_in=reward", "critic.lr=1e-2", "pipeline.max_staleness=1",
+        "pipeline.inflight_update=true", "train.ranks=2", "train.mini_batches=2", "model.lora_rank=8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "the learner waits for an iteration's last sample before it trains" in done.stdout
+    lines = workplace.metrics("ppo")
+    assert [line["iteration"] for line in lines] == [0, 1, 2, 3]
+    for line in lines[:3]:
+        assert line["samples"] == 32 and line["train/prompts"] == 16
+        assert 0 <= line["staleness/max"] <= 1
+        assert line["critic/loss"] > 0 and line["idle/score"] < 1 and "critic/explained_variance" in line
+    assert lines[0]["ref/kl"] == pytest.approx(0, abs=1e-5) and lines[2]["ref/kl"] > 1e-4
+    assert max(line["staleness/max"] for line in lines[:3]) == 1
+    # Where a token's weights were the learner's, the two agree.
+    assert all(line["mismatch/max"] < 1e-4 for line in lines[:3] if "mismatch/mean" in line)
+
+    step = workplace.folder / "runs" / "ppo" / "checkpoints" / "step_3"
+    critic = AutoModelForTokenClassification.from_pretrained(step / "critic")
+    assert float(critic.score.weight.detach().abs().max()) > 0
+    merged = AutoModelForCausalLM.from_pretrained(step / "hf", dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(workplace.model, dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(base, step / "adapter")
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.allclose(adapted(ids).logits, merged(ids).logits, atol=1e-4)

@@ -129,6 +129,7 @@ def side(name: str, model: str, groups: int, members: int, iterations: int, budg
     batches = [samples(seed, groups, members, vocab) for seed in range(iterations)]
     for row in (row for rows in batches for row in rows):
         row["engine_logprobs"] = [-6.0] * len(row["response_ids"])
+        row["weight_versions"] = [0] * len(row["response_ids"])
     times = SIDES[name](Path(model), batches, budget, threads)
     print(json.dumps({"times": times, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raypipe.config import Config, RolloutConfig
+from raypipe.config import Config, RolloutConfig, heldout_response_length
 from raypipe.engines.lifetime import ENGINE_PID
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def engine_args(config: Config, object_store: bool) -> dict[str, Any]:
     """vLLM's arguments for this run."""
     engine, gpu = config.engine, torch.cuda.is_available()
     dtype = next((d for d in (engine.dtype, config.model.dtype) if d != "auto"), "bfloat16" if gpu else "float32")
-    longest = config.data.max_prompt_length + config.rollout.max_response_length
+    response = max(config.rollout.max_response_length, heldout_response_length(config))
+    longest = config.data.max_prompt_length + response
     device: dict[str, Any] = {"gpu_memory_utilization": engine.gpu_memory_utilization}
     if not gpu:
         device = {

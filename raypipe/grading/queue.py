@@ -103,7 +103,9 @@ class GradeQueue:
         return (await self._run(lane, [sample]))[0]
 
     async def _in_group(self, lane: Lane, sample: Sample) -> Grade:
-        return (await asyncio.shield(self._join(lane, sample, failed=False).grades))[sample["sample_id"]]
+        grades = await asyncio.shield(self._join(lane, sample, failed=False).grades)
+        # Absent where the sample was generated anew meanwhile, and failed.
+        return grades.get(sample["sample_id"], Grade("error", error="another generation took its place in the group"))
 
     def _join(self, lane: Lane, sample: Sample, failed: bool) -> Group:
         """Adds a member to its group; the last one has the group called, and so has one that is generated anew later.

@@ -26,14 +26,17 @@ class Generate:
     plan: key of the plan; `abort(plan)` on an engine ends all that it asked for.
     sampling: sampling settings by the row's `purpose`, e.g. {"train": {"temperature": 1.0, ...}}.
     listener: name of an actor whose `hint` is called with each finished sample (`rows.to_grade`).
+    reserve: name of the actor that knows which prompts in reserve are needed; empty: there is no reserve.
     attempts: how many engines a sample may try when engines die under it.
     """
 
     def __init__(
-        self, engines: list[str], plan: str, sampling: dict[str, dict[str, Any]], listener: str, attempts: int = 3
-    ):
+        self, engines: list[str], plan: str, sampling: dict[str, dict[str, Any]], listener: str, reserve: str = "",
+        attempts: int = 3,
+    ):  # fmt: skip
         self.engines = {name: ray.get_actor(name) for name in engines}
         self.listener = ray.get_actor(listener)
+        self.reserve = ray.get_actor(reserve) if reserve else None
         self.plan = plan
         self.sampling = sampling
         self.attempts = attempts
@@ -46,6 +49,8 @@ class Generate:
         return add_columns(table, await asyncio.gather(*map(self._finish, rows)), GENERATE_COLUMNS)
 
     async def _finish(self, row: dict[str, Any]) -> dict[str, Any]:
+        if self.reserve and row["reserve"] >= 0 and not await self.reserve.needed.remote(self.plan, row["reserve"]):
+            return nothing("unused", "", "", time.time())
         generated = await self._generate(row)
         self.listener.hint.remote(to_grade(row | generated, self.plan))
         return generated
@@ -69,7 +74,7 @@ class Generate:
                 return await self.engines[name].generate.remote(request)
             except ray.exceptions.RayActorError as error:
                 if len(tried) == self.attempts:
-                    return failed(f"{name}: {type(error).__name__}: {error}", name, began)
+                    return nothing("failed", f"{name}: {type(error).__name__}: {error}", name, began)
             finally:
                 self.in_flight[name] -= 1
 
@@ -81,14 +86,14 @@ class Generate:
         return self.home[group_id]
 
 
-def failed(error: str, engine: str, start: float) -> dict[str, Any]:
-    """GENERATE_COLUMNS of a sample that could not be generated: it is graded `error` and masked from the loss."""
+def nothing(finish_reason: str, error: str, engine: str, start: float) -> dict[str, Any]:
+    """GENERATE_COLUMNS of a sample without a response: `failed` ones are graded `error` and masked from the loss."""
     return {
         "response_text": "",
         "response_ids": [],
         "engine_logprobs": [],
         "weight_versions": [],
-        "finish_reason": "failed",
+        "finish_reason": finish_reason,
         "generate_error": json.dumps(error)[1:-1][:2000],
         "engine": engine,
         "generate_start": start,

@@ -1,0 +1,179 @@
+"""Other places where a run's metrics go: one function a backend, chosen by `log.loggers`.
+
+In: an iteration's metrics line, and its best, worst and failed samples (`samples.pick`). Out: a TensorBoard or Weights
+& Biases run, and gauges for Prometheus. Decision: `metrics.jsonl` and `samples/` stay the record; these are views of
+it, in the run folder, and need no account: W&B writes offline unless WANDB_API_KEY or WANDB_MODE says otherwise. A
+tracker that fails (a server that is gone) is told once and never ends the run.
+"""
+
+import importlib.util
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raypipe.metrics import legend
+from raypipe.run_folder import RunFolder, without_secrets
+
+logger = logging.getLogger(__name__)
+
+Metrics = Mapping[str, float]
+Samples = Sequence[Mapping[str, Any]]
+# Columns of a table of samples.
+COLUMNS = ("kind", "purpose", "prompt_id", "prompt", "response", "ground_truth", "score", "status")
+MAX_TEXT = 4000
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """log(iteration, metrics, samples) writes one iteration; close() ends it."""
+
+    log: Callable[[int, Metrics, Samples], None]
+    close: Callable[[], None]
+
+
+def tensorboard(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
+    """Event files in `tensorboard/`: tensorboard --logdir runs"""
+    from tensorboardX import SummaryWriter
+
+    # purge_step hides what was written for iterations that are done again; the suffix keeps a run that goes on within
+    # the same second from writing over its file.
+    writer = SummaryWriter(str(folder.path / "tensorboard"), purge_step=first or None, filename_suffix=f".{first}")
+
+    def log(iteration: int, metrics: Metrics, samples: Samples) -> None:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, iteration)
+        for kind, text in _as_text(samples).items():
+            writer.add_text(f"samples/{kind}", text, iteration)
+        writer.flush()
+
+    return Tracker(log, writer.close)
+
+
+def wandb(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
+    """A run in `wandb/`, offline without a key; `wandb sync` uploads it."""
+    import wandb as module
+
+    mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
+    run = module.init(
+        project=os.environ.get("WANDB_PROJECT", "raypipe"), name=folder.path.name, dir=str(folder.path),
+        config=dict(config), mode=mode, resume="allow", id=_id_of(folder.path),
+        settings=module.Settings(console="off", silent=True),
+    )  # fmt: skip
+
+    def log(iteration: int, metrics: Metrics, samples: Samples) -> None:
+        row: dict[str, Any] = dict(metrics)
+        if samples:
+            row["samples"] = module.Table(columns=list(COLUMNS), data=_as_rows(samples))
+        run.log(row, step=iteration)
+
+    return Tracker(log, run.finish)
+
+
+def prometheus(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
+    """Gauges that Ray exports to Prometheus beside its own, as ray_raypipe_reward_mean{run="..."} and so on; the
+    dashboard examples/grafana/raypipe.json shows them."""
+    from ray.util.metrics import Gauge
+
+    gauges: dict[str, Gauge] = {}
+
+    def log(iteration: int, metrics: Metrics, samples: Samples) -> None:
+        for name, value in metrics.items():
+            if name not in gauges:
+                unit, meaning = legend(name) or ("", name)
+                text = f"{meaning} ({unit})" if unit else meaning
+                gauges[name] = Gauge(prometheus_name(name), description=text, tag_keys=("run",))
+            gauges[name].set(value, {"run": folder.path.name})
+
+    return Tracker(log, lambda: None)
+
+
+def prometheus_name(metric: str) -> str:
+    """A metric's name in Prometheus, but for the ray_ that Ray puts before it. Names take letters, digits and single
+    underscores."""
+    return "raypipe_" + re.sub(r"[^a-zA-Z0-9]+", "_", metric).strip("_")
+
+
+# Name in log.loggers -> (function, package that it needs).
+BACKENDS: dict[str, tuple[Callable[[RunFolder, Mapping[str, Any], int], Tracker], str]] = {
+    "tensorboard": (tensorboard, "tensorboardX"),
+    "prometheus": (prometheus, "ray"),
+    "wandb": (wandb, "wandb"),
+}
+
+
+def check_loggers(names: Sequence[str]) -> None:
+    """Raises ValueError for a name that is not known, or whose package is not installed."""
+    for i, name in enumerate(names):
+        if name not in BACKENDS:
+            raise ValueError(f"log.loggers.{i}={name!r} is not known; choose among {', '.join(BACKENDS)}")
+        package = BACKENDS[name][1]
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:  # without an origin: a mere folder of that name, such as W&B makes
+            raise ValueError(
+                f"log.loggers.{i}={name!r} needs the package {package}, which is not installed; pip install {package}, "
+                "or leave it out of log.loggers"
+            )
+
+
+def open_loggers(names: Sequence[str], folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
+    """All the trackers of `names` (checked by `check_loggers`) as one. `first`: the iteration at which the run begins
+    or goes on.
+
+    Raises:
+        ValueError: one cannot start (no connection, say).
+    """
+    trackers = []
+    for name in names:
+        try:
+            trackers.append(BACKENDS[name][0](folder, without_secrets(config), first))
+        except Exception as error:
+            raise ValueError(
+                f"log.loggers: {name} cannot start: {type(error).__name__}: {error}; leave it out of log.loggers, or "
+                "see what it needs"
+            ) from error
+    broken: set[int] = set()
+
+    def each(call: Callable[[Tracker], None]) -> None:
+        for i, tracker in enumerate(trackers):
+            try:
+                call(tracker)
+            except Exception as error:  # trackers raise whatever their servers and files make them raise
+                if i not in broken:
+                    logger.warning("log.loggers: %s failed and may lack iterations: %s", names[i], error)
+                broken.add(i)
+
+    return Tracker(
+        lambda iteration, metrics, samples: each(lambda tracker: tracker.log(iteration, metrics, samples)),
+        lambda: each(lambda tracker: tracker.close()),
+    )
+
+
+def _as_rows(samples: Samples) -> list[list[Any]]:
+    return [[_cell(sample[name]) for name in COLUMNS] for sample in samples]
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, int | float) or value is None else str(value)[:MAX_TEXT]
+
+
+def _as_text(samples: Samples) -> dict[str, str]:
+    """Markdown a kind of sample. An indented block is shown as it is, whatever a model wrote into it."""
+    texts: dict[str, str] = {}
+    for sample in samples:
+        lines = f"{sample['prompt']}\n---\n{sample['response']}"[:MAX_TEXT].splitlines()
+        block = "\n".join(f"    {line}" for line in lines)
+        head = f"**{sample['prompt_id']}** ({sample['purpose']}): {sample['status']}, score {sample['score']}"
+        kind = sample["kind"]
+        texts[kind] = texts.get(kind, "") + f"{head}\n\n{block}\n\n"
+    return texts
+
+
+def _id_of(path: Path) -> str:
+    """The same for a run that goes on, another for each folder."""
+    import hashlib
+
+    return hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]

@@ -1,0 +1,164 @@
+"""Trackers: what arrives in each backend, and that none can end a run. Those not installed here are passed over."""
+
+import dataclasses
+import json
+import logging
+import os
+import re
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from raypipe.config import Config
+from raypipe.loggers import BACKENDS, check_loggers, open_loggers, prometheus_name
+from raypipe.metrics import METRICS
+from raypipe.rows import GRADE_STATUSES
+from raypipe.run_folder import RunFolder
+from raypipe.spans import RESOURCES
+
+SAMPLE = {
+    "kind": "best", "purpose": "train", "prompt_id": "p1", "prompt": "1 + 1", "response": "2\n</script>\u202e\x00",
+    "ground_truth": ["2"], "score": 1.0, "status": "ok",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run", resumed=False)
+
+
+def write(folder: RunFolder, name: str, first: int, last: int) -> None:
+    tracker = open_loggers([name], folder, dataclasses.asdict(Config()), first)
+    for iteration in range(first, last):
+        tracker.log(iteration, {"iteration": iteration, "reward/mean": iteration / 10, "reward/<b>": 1.0}, [SAMPLE])
+    tracker.close()
+
+
+def test_tensorboard_has_scalars_and_samples_and_goes_on(folder):
+    write(folder, "tensorboard", 0, 4)
+    write(folder, "tensorboard", 3, 6)
+    events = [event for file in sorted((folder.path / "tensorboard").iterdir()) for event in read_events(file)]
+    rewards = [(e.step, v.simple_value) for e in events for v in e.summary.value if v.tag == "reward/mean"]
+    assert [step for step, _ in rewards] == [0, 1, 2, 3, 3, 4, 5]
+    assert rewards[-1][1] == pytest.approx(0.5)
+    assert any(e.session_log.status == e.session_log.START and e.step == 3 for e in events), "3 is done again"
+    texts = [v.tensor.string_val[0].decode() for e in events for v in e.summary.value if "samples/best" in v.tag]
+    assert "    2\n    </script>" in texts[0], "as an indented block, which Markdown shows as it is"
+
+
+def read_events(file: Path):
+    """The records of an event file: length, its checksum, data, its checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    data = file.read_bytes()
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        yield Event.FromString(data[12 : 12 + size])
+        data = data[16 + size :]
+
+
+def test_prometheus_gets_the_metrics_from_ray(folder, ray_session):
+    import ray
+
+    write(folder, "prometheus", 0, 3)
+    (node,) = ray.nodes()
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    deadline = time.monotonic() + 60  # Ray's agent gathers every 10 s
+    while True:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if line.startswith("ray_raypipe_")]
+        if lines:
+            break
+        assert time.monotonic() < deadline, "Ray exports no metric of ours"
+        time.sleep(0.5)
+    values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
+    assert values["ray_raypipe_reward_mean"] == pytest.approx(0.2), "the last iteration's"
+    assert values["ray_raypipe_reward_b"] == 1.0
+    assert all('run="run"' in line for line in lines)
+
+
+GRAFANA = Path(__file__).resolve().parent.parent / "examples" / "grafana" / "raypipe.json"
+
+
+def test_the_grafana_dashboard_asks_for_metrics_that_there_are():
+    dashboard = json.loads(GRAFANA.read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"ray_raypipe_\w+", target["expr"])
+    }
+    known = {f"ray_{prometheus_name(name)}" for name in METRICS if "<" not in name}
+    stages = {f"ray_raypipe_idle_{stage.lower()}" for stage in RESOURCES}
+    statuses = {f"ray_raypipe_grade_{status}_frac" for status in GRADE_STATUSES}
+    assert asked <= known | stages | statuses and len(asked) > 20
+    assert all('run=~"$run"' in target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+
+
+def test_wandb_is_offline_without_a_key(folder, monkeypatch):
+    pytest.importorskip("wandb", reason="wandb is not installed here")
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        monkeypatch.delenv(name)
+    write(folder, "wandb", 0, 3)
+    (run,) = (folder.path / "wandb").glob("offline-run-*")
+    deadline = time.monotonic() + 30  # its own process writes on after finish() has returned
+    while next(run.glob("*.wandb")).stat().st_size < 500:
+        assert time.monotonic() < deadline, "the run's file is not written"
+        time.sleep(0.05)
+
+
+def test_names_and_missing_packages_are_told(monkeypatch, tmp_path):
+    check_loggers(["tensorboard"])
+    with pytest.raises(
+        ValueError, match=r"log.loggers.1='wandbb' is not known; choose among tensorboard, prometheus, wandb"
+    ):
+        check_loggers(["tensorboard", "wandbb"])
+    monkeypatch.setitem(BACKENDS, "wandb", (BACKENDS["wandb"][0], "no_such_module"))
+    (tmp_path / "no_such_module").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        ValueError, match=r"log.loggers.0='wandb' needs the package no_such_module.*pip install no_such_module"
+    ):
+        check_loggers(["wandb"])
+
+
+def test_a_tracker_that_fails_is_told_once_and_the_others_go_on(folder, monkeypatch, caplog):
+    from raypipe.loggers import Tracker
+
+    seen = []
+
+    def broken(*arguments):
+        raise OSError("server gone")
+
+    monkeypatch.setitem(BACKENDS, "bad", (lambda *_: Tracker(broken, broken), "json"))
+    monkeypatch.setitem(BACKENDS, "good", (lambda *_: Tracker(lambda i, *_: seen.append(i), lambda: None), "json"))
+    with caplog.at_level(logging.WARNING):
+        tracker = open_loggers(["bad", "good"], folder, {}, 0)
+        for iteration in range(3):
+            tracker.log(iteration, {}, [])
+        tracker.close()
+    assert seen == [0, 1, 2]
+    assert [record.getMessage() for record in caplog.records] == [
+        "log.loggers: bad failed and may lack iterations: server gone"
+    ]
+
+
+def test_a_tracker_that_cannot_start_is_named(folder, monkeypatch):
+    monkeypatch.setitem(BACKENDS, "bad", (lambda *_: 1 / 0, "json"))
+    with pytest.raises(ValueError, match="log.loggers: bad cannot start: ZeroDivisionError"):
+        open_loggers(["bad"], folder, {}, 0)
+
+
+def test_no_secret_reaches_a_tracker(folder, monkeypatch):
+    from raypipe.loggers import Tracker
+
+    monkeypatch.setenv("JUDGE_API_KEY", "sk-0123456789")
+    got = {}
+    monkeypatch.setitem(
+        BACKENDS, "spy", (lambda _, config, first: got.update(config) or Tracker(print, lambda: None), "json")
+    )
+    open_loggers(["spy"], folder, {"grade": {"graders": [{"kwargs": {"key": "sk-0123456789"}}]}}, 0)
+    assert "sk-0123456789" not in str(got) and "oc.env:JUDGE_API_KEY" in str(got)

@@ -1,0 +1,69 @@
+"""Which prompts in reserve an iteration needs: one for each group without signal, and no more than there are."""
+
+import asyncio
+
+import pytest
+
+from raypipe.reserve import Graded, Reserve, Supply
+
+
+def group(group_id: int, *scores: float | None) -> list[Graded]:
+    return [Graded(f"{group_id}/{i}", group_id, len(scores), score) for i, score in enumerate(scores)]
+
+
+def test_a_group_of_one_score_releases_a_prompt_and_the_next_of_the_same_another():
+    supply = Supply(wanted=2, reserve=3)
+    supply.add(group(0, 1.0, 1.0))
+    assert (supply.released, supply.is_settled) == (1, False)
+    supply.add(group(1, 0.0, 1.0))
+    assert (supply.released, supply.is_settled) == (1, False)
+    supply.add(group(2, 0.0, 0.0))
+    assert (supply.released, supply.is_settled) == (2, False)
+    supply.add(group(3, 0.5, 1.0))
+    assert (supply.released, supply.is_settled) == (2, True)
+
+
+def test_the_reserve_is_bounded():
+    supply = Supply(wanted=2, reserve=1)
+    for group_id in range(3):
+        assert not supply.is_settled
+        supply.add(group(group_id, 1.0, 1.0))
+    assert (supply.released, supply.is_settled) == (1, True)
+
+
+@pytest.mark.parametrize("scores", [(None, None), (None, 1.0), (1.0, 1.0)])
+def test_failed_samples_give_no_signal(scores):
+    supply = Supply(wanted=1, reserve=1)
+    supply.add(group(0, *scores))
+    assert supply.released == 1
+
+
+def test_what_is_told_twice_counts_once():
+    supply = Supply(wanted=2, reserve=3)
+    samples = group(0, 1.0, 1.0)
+    supply.add(samples[:1] * 3)
+    assert supply.released == 0
+    supply.add(samples[1:])
+    supply.add(samples)
+    assert (supply.released, supply.lost) == (1, 1)
+
+
+def test_requests_wait_until_it_is_known_whether_they_are_needed():
+    async def scenario() -> None:
+        reserve = Reserve(wanted=1, reserve=2)
+        first, second = (asyncio.create_task(reserve.needed("plan", number)) for number in (0, 1))
+        other = asyncio.create_task(reserve.needed("another", 0))
+        await asyncio.sleep(0.05)
+        assert not (first.done() or second.done())
+        await reserve.graded("plan", group(0, 1.0, 1.0))
+        assert await first is True and not second.done()
+        await reserve.graded("plan", group(1, 0.0, 1.0))
+        assert await second is False
+        assert not other.done()
+        await reserve.forget("another")
+        assert await other is False
+        assert await reserve.needed("another", 0) is False
+        await reserve.graded("another", group(0, 1.0, 1.0))
+        assert "another" not in reserve.supplies
+
+    asyncio.run(scenario())
