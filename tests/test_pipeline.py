@@ -168,7 +168,7 @@ def test_prompts_without_signal_are_replaced_from_the_reserve(ray_session):
 
 def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
     config = config_for("stream", prompts=6, n=4, iterations=3)
-    with scripted_run(config, engines=2, seconds=(0.2, 1.2)) as run:
+    with scripted_run(config, engines=2, seconds=(0.2, 4.0)) as run:
         feed = run.feed()
         processes = {stat["pid"] for stat in ray.get([engine.stats.remote() for engine in run.engines])}
         for iteration in range(3):
