@@ -24,11 +24,11 @@ from torch.distributed.tensor import DTensor
 
 from raypipe import checkpoint, losses, targets
 from raypipe.advantages import adaptive_kl
-from raypipe.batching import Batch, micro_batches, pack_batch, pad_batch, pad_tokens, padded_micro_batches
+from raypipe.batching import Batch, lay_out, micro_batches, pad_tokens
 from raypipe.config import Config, old_logprobs
 from raypipe.feed import Feed
 from raypipe.losses import Metrics
-from raypipe.modeling import Critic, Policy, compute_dtype, learning_rate, load_critic, load_policy, shard
+from raypipe.modeling import Critic, Policy, compute_dtype, learning_rate, load_critic, load_policy, row_tokens, shard
 from raypipe.objectives import mismatch, policy_objective, value_objective
 from raypipe.streaming import Spans, Take, stream
 from raypipe.targets import Rows, Scored
@@ -146,10 +146,7 @@ class Learner:
             module = load_critic(critic.path or config.model.path, config.model)
             self.critic = self.trainee(module, critic.lr, critic.grad_clip)
         self.kl_coef = config.algorithm.kl_coef
-        # Variable-length attention reads packed samples without padding; the others would compute the whole square of
-        # a packed row, so they get samples of like length side by side.
-        self.packed = config.model.attention == "flash_attention_2"
-        self.layout = micro_batches if self.packed else padded_micro_batches
+        self.row_tokens = row_tokens(self.policy.module, config.model.attention, device, train.micro_batch_tokens)
         self.streams = not targets.why_not_streaming(config)
 
     def trainee(self, module: Policy | Critic, lr: float, grad_clip: float) -> Trainee:
@@ -300,34 +297,36 @@ class Learner:
 
     # -- a mini-batch --------------------------------------------------------------------------------------------------
 
-    def split(self, rows: Rows) -> list[Rows]:
-        """Micro-batches of `rows`."""
+    def split(self, rows: Rows) -> list[list[Rows]]:
+        """Micro-batches of `rows`, each in rows of the forward pass."""
         lengths = [len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows]
-        return [[rows[i] for i in batch] for batch in self.layout(lengths, self.config.train.micro_batch_tokens)]
+        plan = micro_batches(lengths, self.config.train.micro_batch_tokens, self.row_tokens)
+        return [[[rows[i] for i in line] for line in batch] for batch in plan]
 
-    def lay_out(self, rows: Rows) -> tuple[Batch, torch.Tensor]:
-        """A forward pass's tensors and its mask [B, T]; without rows one of weight 0, to keep ranks in step."""
-        pairs = [(row["prompt_ids"], row["response_ids"]) for row in rows] or [([0], [0])]
-        batch = pack_batch(pairs, self.device) if self.packed else pad_batch(pairs, 0, self.device)
-        return batch, batch.response_mask_BT if rows else torch.zeros_like(batch.response_mask_BT)
+    def lay_out(self, micro: list[Rows]) -> tuple[Batch, torch.Tensor, Rows]:
+        """A micro-batch's tensors, its mask [B, T] and its samples; without any one of weight 0, to keep ranks in
+        step."""
+        samples = [row for line in micro for row in line]
+        pairs = [[(row["prompt_ids"], row["response_ids"]) for row in line] for line in micro] or [[([0], [0])]]
+        batch = lay_out(pairs, self.device)
+        return batch, batch.response_mask_BT if samples else torch.zeros_like(batch.response_mask_BT), samples
 
-    def micro_steps(self, batches: list[Rows], count: int) -> None:
+    def micro_steps(self, batches: list[list[Rows]], count: int) -> None:
         """Forward and backward of `count` micro-batches, those that this rank lacks of weight 0."""
         for i in range(count):
-            rows = batches[i] if i < len(batches) else []
-            batch, mask_BT = self.lay_out(rows)
+            batch, mask_BT, samples = self.lay_out(batches[i] if i < len(batches) else [])
             columns = {
-                name: pad_tokens([row[name] for row in rows], batch)
+                name: pad_tokens([row[name] for row in samples], batch)
                 for name in COLUMNS
-                if rows and len(rows[0].get(name, ()))
+                if samples and len(samples[0].get(name, ()))
             }
             if "policy" in self.trainees:
                 self.policy_step(batch, columns, mask_BT)
             if "critic" in self.trainees:
                 self.critic_step(batch, columns, mask_BT)
-            tokens, samples = self.pending
-            self.pending = tokens + sum(len(row["response_ids"]) for row in rows), samples + len(rows)
-            if rows:
+            if samples:
+                tokens, size = self.pending
+                self.pending = tokens + len(batch.targets_N), size + len(samples)
                 spent = batch.input_ids_RL.numel()
                 padding = torch.tensor([spent - batch.n_tokens, spent], dtype=torch.float64)
                 self.parts.append({"train/padding_frac": padding})
@@ -335,7 +334,7 @@ class Learner:
     def policy_step(self, batch: Batch, columns: dict[str, torch.Tensor], mask_BT: torch.Tensor) -> None:
         algorithm, rollout = self.config.algorithm, self.config.rollout
         with_entropy = algorithm.entropy_coef > 0
-        logprobs_N, entropy_N = self.policy.module(batch, self.packed, rollout.temperature, with_entropy)
+        logprobs_N, entropy_N = self.policy.module(batch, rollout.temperature, with_entropy)
         logprobs_BT, entropy_BT = batch.unpack(logprobs_N), batch.unpack(entropy_N)
         if not columns:
             (logprobs_BT.sum() * 0.0).backward()
@@ -355,7 +354,7 @@ class Learner:
 
     def critic_step(self, batch: Batch, columns: dict[str, torch.Tensor], mask_BT: torch.Tensor) -> None:
         assert self.critic is not None
-        values_BT = batch.unpack(self.critic.module(batch, self.packed))
+        values_BT = batch.unpack(self.critic.module(batch))
         if not columns:
             (values_BT.sum() * 0.0).backward()
             return
@@ -380,9 +379,8 @@ class Learner:
         """Gives rows `old_logprobs` [T] of the policy as it is; all ranks call it together."""
         batches = self.split(rows)
         for i in range(max(self.gather(len(batches)))):
-            micro = batches[i] if i < len(batches) else []
-            batch, _ = self.lay_out(micro)
-            logprobs_N, _ = self.policy.module(batch, self.packed, self.config.rollout.temperature)
-            lengths = [len(row["response_ids"]) for row in micro]
-            for row, values in zip(micro, logprobs_N.cpu().split(lengths) if micro else (), strict=True):
+            batch, _, samples = self.lay_out(batches[i] if i < len(batches) else [])
+            logprobs_N, _ = self.policy.module(batch, self.config.rollout.temperature)
+            lengths = [len(row["response_ids"]) for row in samples]
+            for row, values in zip(samples, logprobs_N.cpu().split(lengths) if samples else (), strict=True):
                 row["old_logprobs"] = values.numpy()

@@ -21,12 +21,14 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
-from raypipe.batching import Batch
+from raypipe.batching import Batch, lay_out
 from raypipe.config import ModelConfig
 from raypipe.lora import add_adapters
 
 # Logits that exist at the same time, in elements: 256 MiB in float32.
 MAX_LOGITS = 2**26
+# Rows this long leave about 2% of padding, and their attention is a small part of the work.
+ROW_TOKENS = 256
 
 
 class Policy(nn.Module):
@@ -38,18 +40,15 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(
-        self, batch: Batch, packed: bool, temperature: float, entropy_gradient: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, batch: Batch, temperature: float, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """Log-probs of `batch.targets_N` and the entropies of the distributions they were drawn from, float32 [N].
 
         Args:
-            packed: the batch is from `pack_batch`; transformers then finds the samples by their position ids.
             temperature: divides the logits, as the engine's sampling did.
             entropy_gradient: whether the entropies carry a gradient, which costs memory.
         """
         targets_N = batch.targets_N
-        hidden_NH = batch.select(hidden_states(self.model, batch, packed))
+        hidden_NH = batch.select(hidden_states(self.model, batch))
         step = max(1, MAX_LOGITS // self.model.config.get_text_config().vocab_size)
         if len(hidden_NH) <= step:
             return self._head(hidden_NH, targets_N, temperature, entropy_gradient)
@@ -90,21 +89,45 @@ class Critic(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: Batch, packed: bool) -> Tensor:
+    def forward(self, batch: Batch) -> Tensor:
         """Values of the states that `batch.targets_N` were chosen in (the tokens before each), float32 [N]."""
-        hidden_NH = batch.select(hidden_states(self.model, batch, packed))
+        hidden_NH = batch.select(hidden_states(self.model, batch))
         head: Any = self.model.score
         return head(hidden_NH).float()[:, 0]
 
 
-def hidden_states(model: PreTrainedModel, batch: Batch, packed: bool) -> Tensor:
+def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
     """The last hidden states of `batch`, [R, L, H]."""
     return model.base_model(
         input_ids=batch.input_ids_RL,
-        attention_mask=None if packed else batch.attention_mask_RL,
         position_ids=batch.position_ids_RL,
         use_cache=False,
     ).last_hidden_state
+
+
+@torch.no_grad()
+def keeps_samples_apart(module: nn.Module, device: torch.device) -> bool:
+    """Whether what stands before a sample in its row leaves it alone, as it should by the restarting position ids.
+
+    Some families (state-space layers, say) look at the whole row; their samples need rows of their own.
+
+    Args:
+        module: a `Policy` or `Critic`, sharded or not; all ranks call it together.
+    """
+
+    def second(first: list[int]) -> Tensor:
+        batch = lay_out([[(first, []), ([8, 9], [10, 11])]], device)
+        return module(batch) if isinstance(module, Critic) else module(batch, 1.0)[0]
+
+    return torch.equal(second([1, 2, 3]), second([4, 5, 6]))
+
+
+def row_tokens(module: nn.Module, attention: str, device: torch.device, token_budget: int) -> int:
+    """How long the rows of a micro-batch may be (see `batching.micro_batches`)."""
+    if not keeps_samples_apart(module, device):
+        return 0
+    # Variable-length attention reads one long row sample by sample; the others compute the square of each row.
+    return token_budget if attention == "flash_attention_2" else ROW_TOKENS
 
 
 def load_policy(config: ModelConfig) -> Policy:

@@ -18,11 +18,11 @@ import ray
 import torch
 from ray.actor import ActorHandle
 
-from raypipe.batching import micro_batches, pack_batch, pad_batch, padded_micro_batches
+from raypipe.batching import lay_out, micro_batches
 from raypipe.config import Config, scorer_roles
 from raypipe.engines.gate import Gate
 from raypipe.engines.weight_store import WeightStore
-from raypipe.modeling import compute_dtype, load_critic, load_policy
+from raypipe.modeling import compute_dtype, load_critic, load_policy, row_tokens
 from raypipe.weights import Bucket, load_bucket
 
 # A scorer may die this often in a run before the run fails.
@@ -78,8 +78,8 @@ class Scorer:
         module: Any = load_critic(config.critic.path or model.path, model) if self.is_critic else load_policy(model)
         self.dtype = compute_dtype(model.dtype, self.device)
         self.module = module.to(self.device, self.dtype).eval().requires_grad_(False)
-        self.packed = model.attention == "flash_attention_2"
-        self.layout = micro_batches if self.packed else padded_micro_batches
+        budget = config.scorer.micro_batch_tokens
+        self.row_tokens = row_tokens(self.module, model.attention, self.device, budget)
         self.gate = Gate(None)
         self.starting: asyncio.Task[None] | None = None
         self.queue: deque[tuple[dict[str, Any], asyncio.Future[dict[str, Any]]]] = deque()
@@ -154,13 +154,14 @@ class Scorer:
     def _forward(self, samples: list[dict[str, Any]]) -> list[list[float]]:
         lengths = [len(sample["prompt_ids"]) + len(sample["response_ids"]) for sample in samples]
         found: list[list[float]] = [[] for _ in samples]
-        for indices in self.layout(lengths, self.config.scorer.micro_batch_tokens):
-            pairs = [(samples[i]["prompt_ids"], samples[i]["response_ids"]) for i in indices]
-            batch = pack_batch(pairs, self.device) if self.packed else pad_batch(pairs, 0, self.device)
+        for rows in micro_batches(lengths, self.config.scorer.micro_batch_tokens, self.row_tokens):
+            pairs = [[(samples[i]["prompt_ids"], samples[i]["response_ids"]) for i in row] for row in rows]
+            indices = [i for row in rows for i in row]
+            batch = lay_out(pairs, self.device)
             if self.is_critic:
-                values_N = self.module(batch, self.packed)
+                values_N = self.module(batch)
             else:
-                values_N, _ = self.module(batch, self.packed, self.config.rollout.temperature)
+                values_N, _ = self.module(batch, self.config.rollout.temperature)
             parts = values_N.cpu().split([len(samples[i]["response_ids"]) for i in indices])
             for i, values in zip(indices, parts, strict=True):
                 found[i] = values.tolist()

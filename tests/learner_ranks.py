@@ -23,7 +23,7 @@ class Job(NamedTuple):
     config: Config
     iterations: list[list[list[dict]]]
     chunk: int = 1_000_000  # rows that arrive together
-    packed: bool = False  # one row of samples a micro-batch, whatever the attention
+    row_tokens: int | None = None  # another layout than the learner chooses
 
 
 def in_chunks(rows: list[dict], chunk: int) -> Take:
@@ -58,7 +58,8 @@ def _rank(rank: int, world: int, port: int, jobs: dict[str, Job], result: Path) 
     found = {}
     for name, job in jobs.items():
         learner = Learner(job.config, torch.device("cpu"))
-        learner.packed |= job.packed
+        if job.row_tokens is not None:
+            learner.row_tokens = job.row_tokens
         metrics = [
             learner.iterate(i, in_chunks(rows[rank], job.chunk), Spans())["metrics"]
             for i, rows in enumerate(job.iterations)

@@ -12,7 +12,7 @@ from tiny_models import save_model, tiny_model
 from transformers import AutoModelForCausalLM
 
 from raypipe import advantages, modeling
-from raypipe.batching import pack_batch, pad_batch
+from raypipe.batching import lay_out
 from raypipe.config import (
     AlgorithmConfig,
     Config,
@@ -98,7 +98,7 @@ def recipe_jobs(model: Path, ranks: int, chunk: int, **train: object) -> dict[st
     the learning rate, so it is small."""
     return {
         name: Job(
-            config_for(model, algorithm, **{"mini_batches": 2, "lr": 2e-4, **train}),
+            config_for(model, algorithm, **{"mini_batches": 2, "lr": 1e-4, **train}),
             [deal(rollouts(i), ranks, seed=ranks + chunk) for i in range(3)],
             chunk,
         )
@@ -115,7 +115,8 @@ def one_rank(model) -> dict[str, dict]:
         "reference": Job(config, [deal(rollouts(i), 1) for i in range(3)]),
         "one at a time": Job(config, [deal(rollouts(i), 1, seed=5) for i in range(3)], chunk=1),
         "waits": Job(config_for(model, stream=False), [deal(rollouts(i), 1, seed=5) for i in range(3)], chunk=3),
-        "packed": Job(config_for(model), [deal(rollouts(i), 1) for i in range(3)], packed=True),
+        "padded": Job(config, [deal(rollouts(i), 1) for i in range(3)], row_tokens=0),
+        "one long row": Job(config, [deal(rollouts(i), 1) for i in range(3)], row_tokens=1_000_000),
         "small micro-batches": Job(
             config_for(model, micro_batch_tokens=28), [deal(rollouts(i), 1, seed=3) for i in range(3)]
         ),
@@ -188,7 +189,7 @@ def test_recipes_differ(one_rank):
             assert largest_difference(a, b) > 1e-5
 
 
-@pytest.mark.parametrize("name", ["one at a time", "waits", "packed"])
+@pytest.mark.parametrize("name", ["one at a time", "waits", "padded", "one long row"])
 def test_arrival_and_layout_do_not_matter(one_rank, name):
     assert largest_difference(one_rank["reference"]["parameters"], one_rank[name]["parameters"]) < 1e-5
 
@@ -285,9 +286,9 @@ def test_logprobs_equal_those_of_transformers_in_any_layout(model, temperature, 
     for chunked in (False, True):
         if chunked:  # the head in chunks of three positions
             monkeypatch.setattr(modeling, "MAX_LOGITS", 3 * plain.config.vocab_size)
-        for batch, packed in ((pad_batch(rows, 0), False), (pack_batch(rows), True)):
+        for layout in ([[row] for row in rows], [rows], [rows[:2], rows[2:3], rows[3:]]):
             with torch.no_grad():
-                logprobs_N, entropy_N = policy(batch, packed, temperature)
+                logprobs_N, entropy_N = policy(lay_out(layout), temperature)
             assert torch.allclose(logprobs_N, torch.cat(wanted), atol=1e-5)
             assert torch.allclose(entropy_N, torch.cat(entropies), atol=1e-4)
 
