@@ -233,6 +233,16 @@ def test_nothing_outlives_a_parent_that_is_killed(mark, tmp_path, namespaces):  
     until(lambda: not list(tmp_path.iterdir()))
 
 
+def test_until_the_work_has_its_own_proc_the_machines_processes_do_not_count():
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        assert child.pid in keeper.processes_of_work(namespace=True)
+        assert os.getppid() not in keeper.processes_of_work(namespace=True)
+    finally:
+        child.kill()
+        child.wait()
+
+
 def test_folders_of_keepers_that_were_killed_are_removed_at_the_next_start(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     old, new, locked = (tmp_path / f"raypipe-grader-{name}" for name in ("old", "new", "locked"))

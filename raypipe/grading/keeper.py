@@ -218,12 +218,20 @@ def _describe_exit(child: int) -> str:
 
 
 def _over_limit(limits: Limits, namespace: bool) -> str:
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()] if namespace else descendants(os.getpid())
+    pids = processes_of_work(namespace)
     if len(pids) > limits.processes:
         return f"was stopped: it had more than {limits.processes} processes"
     if hold_more(pids, limits.memory_mb << 20):
         return f"was stopped: it held more than {limits.memory_mb} MiB of memory"
     return ""
+
+
+def processes_of_work(namespace: bool) -> list[int]:
+    """All processes below this one. With a namespace, /proc is that of the work, in which this process is not, from the
+    moment that the work's first process has mounted it; until then it shows everything on the machine."""
+    if namespace and not os.path.exists("/proc/self"):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return descendants(os.getpid())
 
 
 def kill_all(child: int, namespace: bool) -> str:
