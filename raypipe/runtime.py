@@ -41,6 +41,8 @@ def start_ray(config: Config, cpus: float) -> None:
     """
     local: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):
+        # A run has more processes than cores, most of them idle; Ray would warn of each few.
+        os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "16")
         local = {
             "address": "local",  # not a cluster that happens to run here
             "num_cpus": max(len(os.sched_getaffinity(0)), math.ceil(cpus)),
