@@ -183,6 +183,7 @@ class TrainConfig:
     beta1: float = key(0.9, "AdamW beta1")
     beta2: float = key(0.95, "AdamW beta2")
     grad_clip: float = key(1.0, "largest norm of the gradient")
+    max_bad_steps: int = key(10, "stop after so many steps in a row were skipped, their gradients not being finite")
     mini_batches: int = key(1, "optimizer steps an iteration and epoch; divides data.train_batch_size")
     epochs: int = key(1, "passes over an iteration's samples")
     micro_batch_tokens: int = key(8192, "tokens (prompt and response) of one forward and backward pass")

@@ -90,6 +90,7 @@ BOUNDS = {
     "train.beta1": (0, 1),
     "train.beta2": (0, 1),
     "train.grad_clip": (0, None),
+    "train.max_bad_steps": (0, None),
     "train.mini_batches": (1, None),
     "train.epochs": (1, None),
     "train.micro_batch_tokens": (1, None),

@@ -108,17 +108,18 @@ class Trainee:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-    def step(self, denominator: int) -> float:
+    def step(self, denominator: int, loss: float) -> float:
         """One optimizer step with the accumulated gradient over `denominator`; returns its norm before clipping.
 
-        A gradient that is not finite, or of nothing at all, is not applied.
+        A gradient that is not finite, or of nothing at all, is not applied; nor is that of a loss that is not finite,
+        since where a loss is not a number its gradient may be 0.
         """
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         for parameter in parameters:
             if parameter.grad is not None:
                 parameter.grad.div_(max(1, denominator))
         total = torch.nn.utils.clip_grad_norm_(parameters, self.grad_clip or math.inf)
-        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total) if math.isfinite(loss) else loss
         if math.isfinite(norm) and denominator:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -205,6 +206,7 @@ class Learner:
         self.prompts = 0
         self.untouched = True  # the weights are those that engines sampled with
         self.pending = (0, 0)  # response tokens and samples whose gradient waits for its step
+        self.losses = dict.fromkeys(self.trainees, 0.0)  # of these
 
     def wait_and_train(self, take: Take, spans: Spans) -> tuple[Rows, Rows]:
         """All rows first, then one epoch; returns the rows, and those that go into the loss."""
@@ -344,6 +346,7 @@ class Learner:
             max_response_length=rollout.max_response_length,
         )  # fmt: skip
         loss.backward()
+        self.losses["policy"] += float(loss.detach())
         self.note(metrics)
         if self.untouched:
             # A token of older weights differs for another reason.
@@ -360,6 +363,7 @@ class Learner:
             return
         loss, metrics = value_objective(self.config.critic, values_BT, columns, mask_BT)
         loss.backward()
+        self.losses["critic"] += float(loss.detach())
         self.note(metrics)
 
     def note(self, metrics: Metrics) -> None:
@@ -367,12 +371,14 @@ class Learner:
 
     def step(self) -> None:
         """One optimizer step of each model, over all that ranks have accumulated."""
-        tokens, samples = (sum(counts) for counts in zip(*self.gather(self.pending), strict=True))
+        told = self.gather((*self.pending, self.losses))
+        tokens, samples = (sum(part[i] for part in told) for i in range(2))
         by_tokens = self.config.algorithm.loss_agg == "token_mean"
         denominators = {"policy": tokens if by_tokens else samples, "critic": tokens}
         for name, trainee in self.trainees.items():
-            self.norms[name].append(trainee.step(denominators[name]))
-        self.untouched, self.pending = False, (0, 0)
+            loss = sum(losses[name] for _, _, losses in told)
+            self.norms[name].append(trainee.step(denominators[name], loss))
+        self.untouched, self.pending, self.losses = False, (0, 0), dict.fromkeys(self.trainees, 0.0)
 
     @torch.no_grad()
     def recompute_logprobs(self, rows: Rows) -> None:

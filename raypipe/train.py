@@ -77,10 +77,11 @@ def run(config: Config, inputs: "Inputs") -> Path:
             console.note(f"the learner waits for an iteration's last sample before it trains: {reason}")
         with Runtime(config, inputs) as runtime:
             runtime.start_learner(folder.path)
-            end = 0.0
+            end, bad_steps = 0.0, 0
             for iteration in range(first, config.run.iterations + 1):
                 records = follow(runtime, console, iteration, iteration_size(config, iteration, inputs.heldout_count))
-                end = write_down(config, folder, console, tracker, iteration, records, end)
+                end, metrics = write_down(config, folder, console, tracker, iteration, records, end)
+                bad_steps = stop_if_steps_fail(config, iteration, metrics, bad_steps)
             runtime.finish()
         console.summary([f"run folder: {folder.path}", f"look at it: python -m raypipe.report {folder.path}"])
     finally:
@@ -105,8 +106,9 @@ def follow(runtime: "Runtime", console: "Console", iteration: int, samples: int)
 def write_down(
     config: Config, folder: "RunFolder", console: "Console", tracker: "Tracker", iteration: int,
     records: list[dict[str, Any]], begin: float,
-) -> float:  # fmt: skip
-    """Writes an iteration's metrics, samples and timeline; returns when it ended, in seconds since the epoch.
+) -> tuple[float, dict[str, float]]:  # fmt: skip
+    """Writes an iteration's metrics, samples and timeline; returns when it ended, in seconds since the epoch, and the
+    metrics.
 
     An iteration lasts from the end of the one before (`begin`) to the end of its weight update, so that their wall
     times add up to the run's.
@@ -121,7 +123,7 @@ def write_down(
     rows = [row for record in records for row in record["rows"]]
     spans = [span for record in records for span in record["spans"]]
     if not rows:
-        return begin
+        return begin, {}
     found = collect(rows, spans)
     end = max(span.end for span in found)
     summary = summarize(rows, spans, (begin or found[0].start, end))
@@ -142,7 +144,21 @@ def write_down(
             "weights, or compute in another dtype than the learner"
         )
     stop_if_grading_fails(config, iteration, rows)
-    return end
+    return end, metrics
+
+
+def stop_if_steps_fail(config: Config, iteration: int, metrics: dict[str, float], bad_steps: int) -> int:
+    """Steps that were skipped in a row, `bad_steps` of them before this iteration; raises ValueError when they are more
+    than train.max_bad_steps."""
+    skipped = int(metrics.get("train/skipped_steps", 0) + metrics.get("critic/skipped_steps", 0))
+    bad_steps = bad_steps + skipped if skipped else 0
+    if bad_steps > config.train.max_bad_steps:
+        raise ValueError(
+            f"iteration {iteration}: {bad_steps} optimizer steps in a row were skipped, over "
+            f"train.max_bad_steps={config.train.max_bad_steps}: their loss or gradient was not finite; look at the "
+            "samples of these iterations, lower train.lr, or use model.dtype=float32"
+        )
+    return bad_steps
 
 
 def stop_if_grading_fails(config: Config, iteration: int, rows: list[dict[str, Any]]) -> None:

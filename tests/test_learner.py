@@ -128,10 +128,19 @@ def one_rank(model) -> dict[str, dict]:
         ),
         "all failed": Job(config, [[all_failed]]),
         "no rows": Job(config, [[[]]]),
+        "not a number": Job(config, [[poisoned(rows)], deal(rows, 1)]),
         "lora": Job(lora_config(model), [deal(rollouts(i), 1) for i in range(3)]),
         "critic first": Job(warmup_config(model), [deal(rollouts(i), 1) for i in range(2)]),
     }
     return train_on_ranks(1, jobs | recipe_jobs(model, 1, 1_000_000))
+
+
+def poisoned(rows: list[dict]) -> list[dict]:
+    """One log-prob of an engine is not a number, and with it the gradient."""
+    rows = deal(rows, 1)[0]
+    usable = next(row for row in rows if row["grade_status"] == "ok")
+    usable["engine_logprobs"] = [float("nan"), *usable["engine_logprobs"][1:]]
+    return rows
 
 
 def lora_config(model: Path) -> Config:
@@ -199,6 +208,15 @@ def test_the_critic_may_learn_alone_at_first(model, one_rank):
     assert largest_difference(job["parameters"], start_of(model)) == 0
     assert np.abs(job["critic"]["score.weight"]).max() > 0
     assert job["metrics"][1]["critic/loss"] > 0 and "policy/kl" not in job["metrics"][1]
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_and_counted(one_rank):
+    job = one_rank["not a number"]
+    assert [metrics["train/skipped_steps"] for metrics in job["metrics"]] == [1, 0]
+    assert "grad_norm" not in job["metrics"][0] and all(
+        np.isfinite(array).all() for array in job["parameters"].values()
+    )
+    assert largest_difference(job["parameters"], one_rank["reference"]["parameters"]) > 0
 
 
 def test_lora_trains_the_adapters_and_exports_them_merged(model, one_rank, two_ranks):

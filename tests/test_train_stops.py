@@ -1,11 +1,11 @@
-"""When grading fails so often that the run stops."""
+"""When grading or optimizer steps fail so often that the run stops."""
 
 import json
 
 import pytest
 
-from raypipe.config import Config, GradeConfig
-from raypipe.train import stop_if_grading_fails
+from raypipe.config import Config, GradeConfig, TrainConfig
+from raypipe.train import stop_if_grading_fails, stop_if_steps_fail
 
 
 def row(*statuses, finish_reason="stop"):
@@ -47,3 +47,12 @@ def test_graders_that_fail_on_different_samples_add_up():
     rows = [row("math error", "form ok")] * 40 + [row("math ok", "form error")] * 40 + [row("math ok", "form ok")] * 20
     with pytest.raises(ValueError, match="grading failed for 80 of 100 samples.*commonest error: math: error"):
         check(rows)
+
+
+def test_skipped_steps_stop_the_run_when_there_are_too_many_in_a_row():
+    config, bad = Config(train=TrainConfig(max_bad_steps=3)), {"train/skipped_steps": 2.0}
+    assert stop_if_steps_fail(config, 4, {"train/skipped_steps": 0.0}, bad_steps=3) == 0
+    assert stop_if_steps_fail(config, 4, {}, bad_steps=0) == 0
+    assert stop_if_steps_fail(config, 4, bad, bad_steps=1) == 3
+    with pytest.raises(ValueError, match="iteration 5: 4 optimizer steps in a row .* train.max_bad_steps=3"):
+        stop_if_steps_fail(config, 5, {"train/skipped_steps": 1.0, "critic/skipped_steps": 1.0}, bad_steps=2)
