@@ -277,7 +277,8 @@ class Learner:
         """The iteration's metrics, over all ranks; steers the KL coefficient."""
         algorithm = self.config.algorithm
         means = losses.mean_metrics(losses.add_metrics(self.gather(losses.add_metrics(self.parts))))
-        means["mismatch/max"] = max(self.gather(self.largest_gap))
+        if math.isfinite(means.get("mismatch/mean", math.nan)):
+            means["mismatch/max"] = max(self.gather(self.largest_gap))
         for name, norms in self.norms.items():
             finite = [norm for norm in norms if math.isfinite(norm)]
             prefix = "critic/" if name == "critic" else ""
@@ -376,7 +377,7 @@ class Learner:
         by_tokens = self.config.algorithm.loss_agg == "token_mean"
         denominators = {"policy": tokens if by_tokens else samples, "critic": tokens}
         for name, trainee in self.trainees.items():
-            loss = sum(losses[name] for _, _, losses in told)
+            loss = sum(sums[name] for _, _, sums in told)
             self.norms[name].append(trainee.step(denominators[name], loss))
         self.untouched, self.pending, self.losses = False, (0, 0), dict.fromkeys(self.trainees, 0.0)
 
