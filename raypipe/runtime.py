@@ -35,7 +35,8 @@ POLL_S = 0.5
 
 
 def start_ray(config: Config, cpus: float) -> None:
-    """Connects to the cluster of `RAY_ADDRESS`, or starts Ray on this machine, bound to loopback.
+    """Connects to the cluster of `RAY_ADDRESS`, or starts Ray on this machine, its dashboard bound to loopback and with
+    token authentication, which is Ray's default.
 
     Here CPUs are a count that Ray schedules by, not a fence, so at least the `cpus` that the run asks for are declared.
     """
