@@ -56,6 +56,11 @@ class ScriptedRun:
         return found
 
 
+def scripted_prompts(count: int) -> list[Prompt]:
+    ids = [array("i", [1 + i % 50, 2, 3]) for i in range(count)]
+    return [Prompt(f"p{i}", "toy", f'"q{i}"', f"q{i}", ids[i], '"1"', "{}") for i in range(count)]
+
+
 @contextmanager
 def scripted_run(
     config: Config, prompts: int = 32, heldout: int = 0, engines: int = 1, **engine: Any
@@ -67,8 +72,7 @@ def scripted_run(
         .remote(f"engine-{i}", **engine)
         for i in range(engines)
     ]
-    ids = [array("i", [1 + i % 50, 2, 3]) for i in range(prompts + heldout)]
-    data = [Prompt(f"p{i}", "toy", f'"q{i}"', f"q{i}", ids[i], '"1"', "{}") for i in range(prompts + heldout)]
+    data = scripted_prompts(prompts + heldout)
     try:
         with plan_run(config, actors, data[:prompts], data[prompts:]) as run:
             yield run
