@@ -2,10 +2,10 @@
 
 Needs: nothing but the installation. Engine, grader and learner are scripted (they sleep), so that they are resources of
 their own; the plan, the gate, the feed and the grading queue are real. An iteration is 16 prompts of 8 samples, 32 of
-them in the engine at a time; a response takes 0.5 to 2 s, and the learner 2.4 s in all, group after group as they become
-complete. Grading all samples at once takes 0.2 or 1 times as long as generating them, or is so narrow that it takes 3
-times as long. The bound is what no schedule can go below with staleness 0: the busiest stage's own time, measured in
-the phases, with what must come before it and after it.
+them in the engine at a time; a response takes 0.5 to 2 s, and the learner 2.4 s in all, group after group as they
+become complete. Grading all samples at once takes 0.2 or 1 times as long as generating them, or is so narrow that it
+takes 3 times as long. The bound is what no schedule can go below with staleness 0: the busiest stage's own time,
+measured in the phases, with what must come before it and after it.
 
     python examples/bench/overlap.py [--quick]
 """
@@ -88,11 +88,8 @@ def in_phases(run: ScriptedRun, iterations: int) -> list[tuple[float, float]]:
         blocks = iteration_blocks(run.config, iteration, order, None, prompts, [])
         rows = [row for block in blocks for row in block.to_pylist()]
         begin = time.perf_counter()
-        requests = [
-            {**{key: row[key] for key in ("sample_id", "prompt_ids", "seed")}, "min_version": 0, "plan": f"phases-{iteration}",
-             "max_tokens": 64}
-            for row in rows
-        ]  # fmt: skip
+        shared = {"min_version": 0, "plan": f"phases-{iteration}", "max_tokens": 64}
+        requests = [{key: row[key] for key in ("sample_id", "prompt_ids", "seed")} | shared for row in rows]
         responses = ray.get([run.engines[0].generate.remote(request) for request in requests])
         graded = [
             to_grade(row | response, f"phases-{iteration}") for row, response in zip(rows, responses, strict=True)
