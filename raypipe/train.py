@@ -126,7 +126,8 @@ def write_down(
         return begin, {}
     found = collect(rows, spans)
     end = max(span.end for span in found)
-    summary = summarize(rows, spans, (begin or found[0].start, end))
+    # Held-out samples may be done while the learner still writes a checkpoint, within the iteration before.
+    summary = summarize(rows, spans, (begin if 0 < begin < end else found[0].start, end))
     metrics = iteration_metrics(iteration, rows, records[0]["metrics"], iteration, summary)
     folder.append_metrics(metrics)
     folder.append_stages(iteration, summary)
@@ -144,7 +145,7 @@ def write_down(
             "weights, or compute in another dtype than the learner"
         )
     stop_if_grading_fails(config, iteration, rows)
-    return end, metrics
+    return max(begin, end), metrics
 
 
 def stop_if_steps_fail(config: Config, iteration: int, metrics: dict[str, float], bad_steps: int) -> int:
