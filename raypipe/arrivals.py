@@ -9,6 +9,11 @@ from collections.abc import Iterable
 from raypipe.targets import Scored
 
 
+def mini_batch_of(place: int, groups: int, mini_batches: int) -> int:
+    """Which mini-batch the prompt at `place` of `groups` belongs to."""
+    return place * mini_batches // groups
+
+
 class Arrivals:
     """Args:
     groups: prompts of the iteration; they are numbered from 0.
@@ -24,7 +29,7 @@ class Arrivals:
 
     def mini_batch(self, group_id: int) -> int:
         """Which mini-batch a prompt belongs to."""
-        return group_id * self.mini_batches // self.groups
+        return mini_batch_of(group_id, self.groups, self.mini_batches)
 
     def add(self, samples: Iterable[Scored], ended: bool) -> list[Scored]:
         """Takes in samples of all ranks; returns those of the groups that this makes complete.

@@ -31,44 +31,34 @@ class Feed:
         self.lock = threading.Lock()
 
     def rows(self, iteration: int) -> Iterator[list[dict[str, Any]]]:
-        """Blocks of rows of an iteration, as they arrive, until none is left.
+        """Rows of an iteration, as they arrive, until none is left. Raises whatever the plan raised."""
+        take, ended = self.taker(iteration), False
+        while not ended:
+            rows, ended = take(60.0)
+            if rows:
+                yield rows
 
-        Raises whatever the plan raised.
-        """
+    def taker(self, iteration: int) -> Callable[[float], tuple[list[dict[str, Any]], bool]]:
+        """A function that returns the rows which have arrived, after a wait of at most its argument in seconds for one,
+        and whether none will follow. Raises whatever the plan raised."""
         # A plan that was opened ahead of its turn runs by now; one that was not (the first) should start undisturbed,
         # and has the next one opened by its first row.
         opened = iteration in self.queues
         for soon in range(iteration, iteration + self.ahead + opened):
             self._open(soon)
-        while (item := self.queues[iteration].get()) is not _END:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-        del self.queues[iteration]
-
-    def taker(self, iteration: int) -> Callable[[float], tuple[list[dict[str, Any]], bool]]:
-        """A function that returns the rows which have arrived, after a wait of at most its argument in seconds for one,
-        and whether none will follow. Raises whatever the plan raised."""
+        arrived = self.queues[iteration]
 
         def take(seconds: float) -> tuple[list[dict[str, Any]], bool]:
             rows: list[dict[str, Any]] = []
             with contextlib.suppress(queue.Empty):
-                while True:
-                    item = (
-                        self.queues[iteration].get(timeout=seconds)
-                        if seconds and not rows
-                        else (self.queues[iteration].get_nowait())
-                    )
-                    if item is _END:
-                        del self.queues[iteration]
-                        return rows, True
+                while (item := arrived.get(block=seconds > 0 and not rows, timeout=seconds)) is not _END:
                     if isinstance(item, BaseException):
                         raise item
                     rows += item
+                del self.queues[iteration]
+                return rows, True
             return rows, False
 
-        for soon in range(iteration, iteration + self.ahead):
-            self._open(soon)
         return take
 
     def _open(self, iteration: int) -> None:

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from raypipe import checkpoint, losses, targets
 from raypipe.advantages import adaptive_kl
+from raypipe.arrivals import mini_batch_of
 from raypipe.batching import Batch, lay_out, micro_batches, pad_tokens
 from raypipe.config import Config, old_logprobs
 from raypipe.feed import Feed
@@ -146,6 +147,7 @@ class Learner:
         if config.algorithm.adv_estimator == "gae":
             module = load_critic(critic.path or config.model.path, config.model)
             self.critic = self.trainee(module, critic.lr, critic.grad_clip)
+        self.modes = {"policy": config.algorithm.loss_agg, "critic": "token_mean"}  # what their means are over
         self.kl_coef = config.algorithm.kl_coef
         self.row_tokens = row_tokens(self.policy.module, config.model.attention, device, train.micro_batch_tokens)
         self.streams = not targets.why_not_streaming(config)
@@ -205,8 +207,7 @@ class Learner:
         self.largest_gap = 0.0
         self.prompts = 0
         self.untouched = True  # the weights are those that engines sampled with
-        self.pending = (0, 0)  # response tokens and samples whose gradient waits for its step
-        self.losses = dict.fromkeys(self.trainees, 0.0)  # of these
+        self.clear_pending()
 
     def wait_and_train(self, take: Take, spans: Spans) -> tuple[Rows, Rows]:
         """All rows first, then one epoch; returns the rows, and those that go into the loss."""
@@ -225,9 +226,8 @@ class Learner:
             if self.config.rollout.reserve_prompts:
                 kept = sorted(set(kept) - targets.without_signal(everyone))
                 trained = [row for row in trained if row["group_id"] in kept]
-            places = {
-                group_id: place * self.config.train.mini_batches // len(kept) for place, group_id in enumerate(kept)
-            }
+            count = self.config.train.mini_batches
+            places = {group_id: mini_batch_of(place, len(kept), count) for place, group_id in enumerate(kept)}
             for row in trained:
                 row["mini_batch"] = places[row["group_id"]]
             self.prompts = len({sample.group_id for sample in everyone if sample.usable} & set(kept))
@@ -328,8 +328,8 @@ class Learner:
             if "critic" in self.trainees:
                 self.critic_step(batch, columns, mask_BT)
             if samples:
-                tokens, size = self.pending
-                self.pending = tokens + len(batch.targets_N), size + len(samples)
+                for name in self.trainees:
+                    self.counts[name] += losses.count(mask_BT, self.modes[name])
                 spent = batch.input_ids_RL.numel()
                 padding = torch.tensor([spent - batch.n_tokens, spent], dtype=torch.float64)
                 self.parts.append({"train/padding_frac": padding})
@@ -372,14 +372,16 @@ class Learner:
 
     def step(self) -> None:
         """One optimizer step of each model, over all that ranks have accumulated."""
-        told = self.gather((*self.pending, self.losses))
-        tokens, samples = (sum(part[i] for part in told) for i in range(2))
-        by_tokens = self.config.algorithm.loss_agg == "token_mean"
-        denominators = {"policy": tokens if by_tokens else samples, "critic": tokens}
+        told = self.gather((self.counts, self.losses))
         for name, trainee in self.trainees.items():
-            loss = sum(sums[name] for _, _, sums in told)
-            self.norms[name].append(trainee.step(denominators[name], loss))
-        self.untouched, self.pending, self.losses = False, (0, 0), dict.fromkeys(self.trainees, 0.0)
+            count, loss = sum(counts[name] for counts, _ in told), sum(sums[name] for _, sums in told)
+            self.norms[name].append(trainee.step(count, loss))
+        self.untouched = False
+        self.clear_pending()
+
+    def clear_pending(self) -> None:
+        """What waits for its step: each model's share of the denominator, and its loss."""
+        self.counts, self.losses = dict.fromkeys(self.trainees, 0), dict.fromkeys(self.trainees, 0.0)
 
     @torch.no_grad()
     def recompute_logprobs(self, rows: Rows) -> None:

@@ -21,7 +21,7 @@ from ray.actor import ActorHandle
 from raypipe.batching import lay_out, micro_batches
 from raypipe.config import Config, scorer_roles
 from raypipe.engines.gate import Gate
-from raypipe.engines.weight_store import WeightStore
+from raypipe.engines.weight_store import ensure_version, load_newest, start_store
 from raypipe.modeling import compute_dtype, load_critic, load_policy, row_tokens
 from raypipe.weights import Bucket, load_bucket
 
@@ -29,8 +29,6 @@ from raypipe.weights import Bucket, load_bucket
 MAX_RESTARTS = 5
 # Calls that may wait in one actor, past any plan.
 MAX_CONCURRENCY = 100_000
-# Ray ends a named actor when its creator drops the handle.
-STORES: dict[str, ActorHandle] = {}
 
 
 def scorer_names(config: Config) -> dict[str, list[str]]:
@@ -48,8 +46,7 @@ def start_scorers(config: Config, num_gpus: float) -> dict[str, list[ActorHandle
     for role, names in scorer_names(config).items():
         store = f"{config.run.name}/weights-{role}" if role != "ref_logprobs" else ""
         if store:
-            store_actor: Any = ray.remote(WeightStore)
-            STORES[store] = store_actor.options(name=store, num_cpus=0).remote()
+            start_store(store)
         started[role] = [
             actor.options(
                 name=name, num_cpus=config.scorer.num_cpus, num_gpus=num_gpus, max_concurrency=MAX_CONCURRENCY,
@@ -188,10 +185,7 @@ class Scorer:
     async def restore(self, version: int) -> None:
         """After a death during the update to `version`: loads it from the store unless the restart already did."""
         await self._started()
-        if self.gate.version != version:
-            await self._load_newest()
-        if self.gate.version != version:
-            raise RuntimeError(f"the store has version {self.gate.version}, not {version}")
+        await ensure_version(version, self.gate, self._load_newest)
 
     async def _started(self) -> None:
         if self.starting is None:
@@ -199,15 +193,8 @@ class Scorer:
         await asyncio.shield(self.starting)
 
     async def _load_newest(self) -> None:
-        newest = await ray.get_actor(self.store).latest.remote() if self.store else None
-        if newest is None:  # nothing published yet: the weights on disk are the newest
+        if not await load_newest(self.store, self):  # nothing published yet: the weights on disk are the newest
             self.gate.open(0)
-            return
-        version, buckets = newest
-        await self.start_update()
-        for reference in buckets:
-            await self.update_bucket(await reference)
-        await self.finish_update(version)
 
     @ray.method(max_task_retries=-1)
     async def stats(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ray.actor import ActorHandle
 from raypipe.config import Config
 from raypipe.engines.gate import Gate
 from raypipe.engines.vllm_config import engine_args, sampling_params, set_environment, weight_transfer
-from raypipe.engines.weight_store import WeightStore
+from raypipe.engines.weight_store import ensure_version, load_newest, start_store
 from raypipe.weights import Bucket
 
 # An engine may die this often in a run before the run fails.
@@ -35,9 +35,6 @@ MAX_RESTARTS = 5
 MAX_CONCURRENCY = 100_000
 # Aborted plans that are remembered, so that their late requests are refused.
 ABORTED_PLANS = 64
-# Ray ends a named actor when its creator drops the handle. Engines know the store by name alone, since an actor whose
-# arguments refer to objects cannot be relied on to start again.
-STORES: dict[str, ActorHandle] = {}
 
 
 def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
@@ -45,8 +42,7 @@ def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
     engine, gpus = config.engine, bool(ray.cluster_resources().get("GPU"))
     store = f"{run_name}/weights" if weight_transfer(config, gpus) == "object_store" else ""
     if store:
-        store_actor: Any = ray.remote(WeightStore)
-        STORES[store] = store_actor.options(name=store, num_cpus=0).remote()
+        start_store(store)
     num_gpus = engine.num_gpus if engine.num_gpus >= 0 else engine.tensor_parallel_size * gpus
     actor: Any = ray.remote(VLLMEngine)
     return [
@@ -278,22 +274,12 @@ class VLLMEngine:
     async def restore(self, version: int) -> None:
         """After a death during the update to `version`: loads it from the store unless the restart already did."""
         await self._started()
-        if self.gate.version != version:
-            await self._load_newest()
-        if self.gate.version != version:
-            raise RuntimeError(f"the store has version {self.gate.version}, not {version}")
+        await ensure_version(version, self.gate, self._load_newest)
 
     async def _load_newest(self) -> None:
-        newest = await ray.get_actor(self.store).latest.remote() if self.store else None
-        if newest is None:  # nothing published yet: the weights on disk are the newest
+        if not await load_newest(self.store, self):  # nothing published yet: the weights on disk are the newest
             await self.llm.update_weight_version("0")
             self.gate.open(0)
-            return
-        version, buckets = newest
-        await self.start_update()
-        for reference in buckets:
-            await self.update_bucket(await reference)
-        await self.finish_update(version)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
