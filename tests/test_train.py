@@ -163,7 +163,10 @@ def test_ppo_with_a_critic_a_reference_and_stale_samples(workplace, first):
     for line in lines[:3]:
         assert line["samples"] == 32 and line["train/prompts"] == 16
         assert 0 <= line["staleness/max"] <= 1
-        assert line["critic/loss"] > 0 and line["idle/score"] < 1 and "critic/explained_variance" in line
+        assert line["critic/loss"] > 0 and "critic/explained_variance" in line and "ref/kl" in line
+        assert "idle/score" in line
+    # Samples of a later iteration may all have been scored before its time began.
+    assert lines[0]["idle/score"] < 1
     assert lines[0]["ref/kl"] == pytest.approx(0, abs=1e-5) and lines[2]["ref/kl"] > 1e-4
     assert max(line["staleness/max"] for line in lines[:3]) == 1
     # Where a token's weights were the learner's, the two agree.
