@@ -184,6 +184,9 @@ class TrainConfig:
     beta2: float = key(0.95, "AdamW beta2")
     grad_clip: float = key(1.0, "largest norm of the gradient")
     max_bad_steps: int = key(10, "stop after so many steps in a row were skipped, their gradients not being finite")
+    max_restarts: int = key(
+        3, "times in a row that the learner may be started again, from the last checkpoint, with no iteration between"
+    )
     mini_batches: int = key(1, "optimizer steps an iteration and epoch; divides data.train_batch_size")
     epochs: int = key(1, "passes over an iteration's samples")
     micro_batch_tokens: int = key(8192, "tokens (prompt and response) of one forward and backward pass")
@@ -205,6 +208,16 @@ class PipelineConfig:
     plans_ahead: int = key(
         1, "plans that are open behind the one at work, max_staleness at least; more where iterations take few seconds"
     )
+
+
+@dataclass(frozen=True)
+class WatchdogConfig:
+    stall_s: float = key(300.0, "seconds without any progress after which the log says who waits for what")
+    fail_s: float = key(3600.0, "seconds without any progress after which the run saves its state and ends")
+    sample_s: float = key(
+        1800.0, "seconds that a sample may take in an engine or scorer; then it is made once more, then marked failed"
+    )
+    stop_s: float = key(15.0, "seconds that the learner has for its checkpoint after Ctrl-C or SIGTERM")
 
 
 @dataclass(frozen=True)
@@ -248,6 +261,7 @@ class Config:
     scorer: ScorerConfig = section(ScorerConfig)
     train: TrainConfig = section(TrainConfig)
     pipeline: PipelineConfig = section(PipelineConfig)
+    watchdog: WatchdogConfig = section(WatchdogConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     eval: EvalConfig = section(EvalConfig)
     log: LogConfig = section(LogConfig)

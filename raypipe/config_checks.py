@@ -91,12 +91,17 @@ BOUNDS = {
     "train.beta2": (0, 1),
     "train.grad_clip": (0, None),
     "train.max_bad_steps": (0, None),
+    "train.max_restarts": (0, None),
     "train.mini_batches": (1, None),
     "train.epochs": (1, None),
     "train.micro_batch_tokens": (1, None),
     "train.threads": (0, None),
     "pipeline.max_staleness": (0, 8),
     "pipeline.plans_ahead": (1, 8),
+    "watchdog.stall_s": (1, None),
+    "watchdog.fail_s": (1, None),
+    "watchdog.sample_s": (0.1, None),
+    "watchdog.stop_s": (0, 600),
     "checkpoint.every": (0, None),
     "checkpoint.keep_last": (1, None),
     "eval.every": (0, None),
@@ -172,6 +177,13 @@ def check_plan(config: Config) -> None:
         raise ValueError(
             f"eval.n={config.eval.n} with eval.temperature=0: greedy samples of one prompt are all the same; set "
             "eval.temperature, e.g. to 0.6, or eval.n=1"
+        )
+    slowest = max(config.grade.graders, key=lambda grader: grader.timeout_s)
+    if config.watchdog.fail_s <= max(slowest.timeout_s, config.watchdog.sample_s):
+        raise ValueError(
+            f"watchdog.fail_s={config.watchdog.fail_s:g} is not above the time that one sample may take: "
+            f"watchdog.sample_s={config.watchdog.sample_s:g}, timeout_s={slowest.timeout_s:g} of {slowest.path}; raise "
+            "watchdog.fail_s, or a slow sample ends the run"
         )
     check_names(config.grade.graders)
     for name in map(grader_name, config.grade.graders):

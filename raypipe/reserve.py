@@ -79,8 +79,15 @@ class Reserve:
         self.changed = asyncio.Condition()
         self.forgotten: set[str] = set()
 
+    async def open(self, plan: str) -> None:
+        """The plan begins."""
+        self.supplies[plan] = Supply(self.wanted, self.reserve)
+
     def _supply(self, plan: str) -> Supply:
-        return self.supplies.setdefault(plan, Supply(self.wanted, self.reserve))
+        """Raises RuntimeError, which ends the plan, when what was known of it died with the actor."""
+        if plan not in self.supplies:
+            raise RuntimeError(f"the reserve has lost count of plan {plan}")
+        return self.supplies[plan]
 
     async def needed(self, plan: str, number: int) -> bool:
         """Whether prompt `number` of the plan's reserve is needed; waits until that is known."""
@@ -114,5 +121,5 @@ def start_reserve(config: Config) -> tuple[Any, str]:
         return None, ""
     name = f"{config.run.name}/reserve"
     actor: Any = ray.remote(Reserve)
-    options = actor.options(name=name, num_cpus=0, max_concurrency=MAX_CONCURRENCY)
+    options = actor.options(name=name, num_cpus=0, max_concurrency=MAX_CONCURRENCY, max_restarts=-1)
     return options.remote(config.data.train_batch_size, size), name

@@ -44,6 +44,7 @@ With a Score stage (algorithms with a critic, a KL, or recomputed log-probs) als
     ref_logprobs     [-0.13, -0.02, ...]        log-probs of the reference model
     old_logprobs     [-0.11, -0.02, ...]        log-probs of the policy, recomputed
     values           [0.4, 0.7, ...]            of the states that the tokens were chosen in
+    score_error      ""                         why no scorer could score it; then it is not trained on
     scoring          "[{\"scorer\": \"scorer-values-0\", \"start\": ..., \"end\": ...}]"   JSON, one entry a scorer
 """
 
@@ -93,6 +94,7 @@ SCORE_COLUMNS = {
     "ref_logprobs": pa.list_(pa.float32()),
     "old_logprobs": pa.list_(pa.float32()),
     "values": pa.list_(pa.float32()),
+    "score_error": pa.string(),
     "scoring": pa.string(),
 }
 
@@ -105,6 +107,8 @@ GRADE_READS = (
 GRADE_STATUSES = ("ok", "abstain", "error", "timeout", "crash")
 # unused: of a prompt in reserve that was not needed; such rows end with the plan.
 FINISH_REASONS = ("stop", "length", "failed", "unused")
+# How the error begins of a sample that was over watchdog.sample_s in an engine or scorer.
+TOO_LONG = "took too long"
 
 
 def check_columns(table: pa.Table, required: Iterable[str], stage: str) -> None:

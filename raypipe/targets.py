@@ -64,7 +64,8 @@ def why_not_streaming(config: Config) -> str:
 
 
 def is_usable(row: dict[str, Any]) -> bool:
-    return row["purpose"] == "train" and row["grade_status"] == "ok" and len(row["response_ids"]) > 0
+    graded = row["purpose"] == "train" and row["grade_status"] == "ok" and len(row["response_ids"]) > 0
+    return graded and not row.get("score_error")
 
 
 def assign_kl(usable: Rows, config: Config) -> losses.Metrics:

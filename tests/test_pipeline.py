@@ -55,6 +55,13 @@ def config_for(name: str, prompts: int = 4, n: int = 4, ranks: int = 1, iteratio
 # -- pure --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("module", ["raypipe.engines.vllm", "raypipe.scorer", "raypipe.grading.dispatcher"])
+def test_looking_an_actor_up_by_its_name_does_not_import_torch(module):
+    # Ray imports the actor's class for it, in every process of every plan.
+    script = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
 def test_the_executor_still_has_the_wait_that_is_shortened():
     # In a process of its own: a plan that ran in this one may have left another wait.
     module = "ray.data._internal.execution.streaming_executor_state"
@@ -254,9 +261,11 @@ def test_a_plan_that_is_over_or_abandoned_is_forgotten(ray_session):
         kept = lambda: ray.get(run.dispatcher.stats.remote())["kept"]  # noqa: E731
         run.rows([run.feed()], 0)
         assert kept() == 4
-        run.rows([run.feed(attempt=1)], 0)  # the learner group has started again
+        attempt = ray.get(run.server.begin.remote())  # the learner group has started again
+        until(lambda: kept() == 0)
+        run.rows([run.feed(attempt=attempt)], 0)
         until(lambda: kept() == 4)
-        ray.get(run.server.report.remote(0, 0, "record"))
+        ray.get(run.server.report.remote(attempt, 0, 0, "record"))
         until(lambda: kept() == 0)
 
 
@@ -319,6 +328,7 @@ def test_a_restarted_group_gets_a_plan_of_its_own_and_the_old_one_is_aborted(ray
     with scripted_run(config, seconds=(0.0, 0.1)) as run:
         run.rows([run.feed()], 0)
         # The plan of iteration 1 (there is only iteration 0 to train) never opens its gate; a new attempt starts over.
+        assert ray.get(run.server.begin.remote()) == 1
         [rows] = run.rows([run.feed(attempt=1)], 0)
         assert sorted(row["sample_id"] for row in rows) == ["0/0/0", "0/0/1", "0/1/0", "0/1/1"]
 

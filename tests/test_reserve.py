@@ -51,6 +51,8 @@ def test_what_is_told_twice_counts_once():
 def test_requests_wait_until_it_is_known_whether_they_are_needed():
     async def scenario() -> None:
         reserve = Reserve(wanted=1, reserve=2)
+        await reserve.open("plan")
+        await reserve.open("another")
         first, second = (asyncio.create_task(reserve.needed("plan", number)) for number in (0, 1))
         other = asyncio.create_task(reserve.needed("another", 0))
         await asyncio.sleep(0.05)

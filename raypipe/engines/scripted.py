@@ -76,6 +76,9 @@ class ScriptedEngine:
             "generate_end": time.time(),
         }
 
+    async def doing(self) -> list[str]:
+        return [f"weights {self.gate.version}, {self.gate.waiting} wait at the gate"]
+
     async def open_gate(self, version: int) -> None:
         """New weights are there: requests that asked for `version` or less may run."""
         self.gate.open(version)
@@ -85,6 +88,9 @@ class ScriptedEngine:
         for task in tasks:
             task.cancel()
         return len(tasks)
+
+    async def abort_all(self) -> int:
+        return sum([await self.abort(plan) for plan in list(self.running)])
 
     async def stats(self) -> dict[str, Any]:
         return {

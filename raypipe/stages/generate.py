@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from raypipe.rows import GENERATE_COLUMNS, PROMPT_COLUMNS, add_columns, check_columns, to_grade
+from raypipe.rows import GENERATE_COLUMNS, PROMPT_COLUMNS, TOO_LONG, add_columns, check_columns, to_grade
 
 
 class Generate:
@@ -66,12 +66,16 @@ class Generate:
         }
         began = time.time()
         tried: list[str] = []
+        slow = False
         while True:
             name = self._choose(row["group_id"], tried)
             tried.append(name)
             self.in_flight[name] += 1
             try:
-                return await self.engines[name].generate.remote(request)
+                generated = await self.engines[name].generate.remote(request)
+                if slow or not generated["generate_error"].startswith(TOO_LONG):
+                    return generated
+                slow = True  # once more, in another engine if there is one
             except ray.exceptions.RayActorError as error:
                 if len(tried) == self.attempts:
                     return nothing("failed", f"{name}: {type(error).__name__}: {error}", name, began)
