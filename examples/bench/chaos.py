@@ -21,28 +21,38 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS, SAMPLES = 8, 4
-# Kind of process -> part of its command line.
+
+
+class Kind(NamedTuple):
+    """part: of the command line of such a process. again: what is started, and done, again."""
+
+    part: str
+    again: str
+
+
 KINDS = {
-    "grader child": "raypipe.grading.child",
-    "grader host": "GraderHost",
-    "grade dispatcher": "GradeDispatcher",
-    "generate stage": "MapBatches(Generate)",
-    "grade stage": "MapBatches(Grade)",
-    "score stage": "MapBatches(Score)",
-    "engine": "VLLMEngine",
-    "EngineCore": "EngineCore",
-    "scorer": "ray::Scorer",
-    "weight store": "WeightStore",
-    "learner rank": "RayTrainWorker",
-    "train controller": "TrainController",
-    "plan server": "PlanServer",
-    "split coordinator": "SplitCoordinator",
-    "driver": "raypipe.train",
+    "grader child": Kind("raypipe.grading.child", "the process; its calls, one sample at a time"),
+    "grader host": Kind("GraderHost", "the host and its processes; its calls"),
+    "grade dispatcher": Kind("GradeDispatcher", "grading, hosts included; samples not yet collected"),
+    "generate stage": Kind("MapBatches(Generate)", "the stage; nothing: engines know each sample by its id"),
+    "grade stage": Kind("MapBatches(Grade)", "the stage; nothing: the dispatcher has the grades"),
+    "score stage": Kind("MapBatches(Score)", "the stage; its samples are scored again"),
+    "engine": Kind("VLLMEngine", "the engine with the newest weights; its samples"),
+    "EngineCore": Kind("EngineCore", "the engine with the newest weights; its samples"),
+    "scorer": Kind("ray::Scorer", "the scorer with the newest weights; its samples"),
+    "weight store": Kind("WeightStore", "the store; nothing"),
+    "learner rank": Kind("RayTrainWorker", "all ranks, from the last checkpoint; the iterations since"),
+    "train controller": Kind("TrainController", "all ranks, from the last checkpoint; the iterations since"),
+    "plan server": Kind("PlanServer", "the server and all ranks, from the last checkpoint; the iterations since"),
+    "split coordinator": Kind("SplitCoordinator", "all ranks, from the last checkpoint; the iterations since"),
+    "driver": Kind("raypipe.train", "the run by run.resume=auto, from the last checkpoint; the iterations since"),
 }
 
 
@@ -75,7 +85,7 @@ class Run:
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.Error):
-                    if KINDS[kind] in " ".join(process.cmdline()):
+                    if KINDS[kind].part in " ".join(process.cmdline()):
                         found.append(process)
         return found
 
@@ -173,12 +183,11 @@ def main() -> None:
         counts = ledger(Path(name) / "chaos")
         time.sleep(2.0)
         left = left_behind(Path(name))
+    print("| killed | times | started and done again | next iteration written within |\n|---|---|---|---|")
     for kind in kinds:
-        if faults[kind]:
-            times = back.get(kind, [])
-            print(
-                f"{kind:18} {faults[kind]:4} killed   next iteration written after {max(times, default=0):5.1f} s at most"
-            )
+        times = back.get(kind, [])
+        if times:
+            print(f"| {kind} | {len(times)} | {KINDS[kind].again} | {max(times):.0f} s, median {median(times):.0f} s |")
     print(f"stopped by SIGTERM with status {status} in {seconds:.1f} s; processes left: {len(left)}")
     print(
         json.dumps(
