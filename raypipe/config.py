@@ -107,7 +107,7 @@ class GradeConfig:
     processes: int = key(2, "child processes of each grader actor; each reserves one CPU where there are enough")
     memory_mb: int = key(4096, "memory that a child process may hold before it is killed, MiB")
     max_failed_fraction: float = key(
-        0.5, "stop the run when grading, or one grader, fails on a larger part of its samples"
+        0.5, "stop the run when an engine, a scorer, grading or one grader fails on a larger part of its samples"
     )
     async_concurrency: int = key(64, "calls of async graders in flight in the whole run")
     async_rate: float = key(0.0, "calls of async graders started per second in the whole run; 0: no limit")

@@ -176,6 +176,7 @@ def write_down(
             f"token is over engine.max_mismatch_kl={config.engine.max_mismatch_kl:g}; an engine may hold stale "
             "weights, or compute in another dtype than the learner"
         )
+    stop_if_most_fail(config, iteration, rows)
     stop_if_grading_fails(config, iteration, rows)
     return max(begin, end), metrics
 
@@ -192,6 +193,22 @@ def stop_if_steps_fail(config: Config, iteration: int, metrics: dict[str, float]
             "samples of these iterations, lower train.lr, or use model.dtype=float32"
         )
     return bad_steps
+
+
+def stop_if_most_fail(config: Config, iteration: int, rows: list[dict[str, Any]]) -> None:
+    """Raises ValueError when more than grade.max_failed_fraction of an iteration's samples failed in an engine or
+    scorer: it is broken, not they."""
+    errors = {
+        "generation": [row["generate_error"] for row in rows if row["finish_reason"] == "failed"],
+        "scoring": [row["score_error"] for row in rows if row.get("score_error")],
+    }
+    most = config.grade.max_failed_fraction
+    for stage, found in errors.items():
+        if len(found) > most * len(rows):
+            raise ValueError(
+                f"iteration {iteration}: {stage} failed for {len(found)} of {len(rows)} samples, over "
+                f"grade.max_failed_fraction={most:g}. The commonest error: {Counter(found).most_common(1)[0][0]}"
+            )
 
 
 def stop_if_grading_fails(config: Config, iteration: int, rows: list[dict[str, Any]]) -> None:
