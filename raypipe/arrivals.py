@@ -5,8 +5,10 @@ mini-batches as all their groups are. Pure; the learner exchanges, this counts.
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from raypipe.targets import Scored
+if TYPE_CHECKING:  # it imports torch, which who only counts need not
+    from raypipe.targets import Scored
 
 
 def mini_batch_of(place: int, groups: int, mini_batches: int) -> int:
@@ -31,7 +33,7 @@ class Arrivals:
         """Which mini-batch a prompt belongs to."""
         return mini_batch_of(group_id, self.groups, self.mini_batches)
 
-    def add(self, samples: Iterable[Scored], ended: bool) -> list[Scored]:
+    def add(self, samples: "Iterable[Scored]", ended: bool) -> "list[Scored]":
         """Takes in samples of all ranks; returns those of the groups that this makes complete.
 
         Args:

@@ -2,9 +2,9 @@
 
 In: prompts, and requests for (iteration, attempt, rank). Out: one iterator per rank. What an iteration contains follows
 from its number alone (the prompt order is a function of the seed and a cursor), so a plan can be made again after any
-failure and asks for the same prompts. A learner group that restarts asks with a higher attempt: the plans of earlier
-attempts are aborted at the engines, so nothing is generated for ranks that are gone. A plan that is over, or abandoned,
-is forgotten by the grade dispatcher.
+failure and asks for the same prompts; the order in which they start alone follows from the past (`lengths.py`). A
+learner group that restarts asks with a higher attempt: the plans of earlier attempts are aborted at the engines, so
+nothing is generated for ranks that are gone. A plan that is over, or abandoned, is forgotten by the grade dispatcher.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import ray
 from ray.data import DataIterator
 
 from raypipe.config import Config
+from raypipe.lengths import ResponseLengths, longest_first
 from raypipe.pipeline import Workers, build_plan
 from raypipe.prompts import Prompt, PromptOrder
 from raypipe.rows import PROMPT_COLUMNS
@@ -41,6 +42,7 @@ class PlanServer:
         self.config, self.train, self.heldout, self.workers = config, train, heldout, workers
         self.order = PromptOrder(len(train), config.data.train_batch_size, config.run.seed, config.data.shuffle)
         self.reserve = reserve_order(config, len(train))
+        self.lengths = ResponseLengths()
         self.plans: dict[tuple[int, int], Plan] = {}
         self.attempt = 0
         self.lock = threading.Lock()
@@ -64,7 +66,7 @@ class PlanServer:
         blocks = iteration_blocks(self.config, iteration, self.order, self.reserve, self.train, self.heldout)
         if not blocks:  # the last iteration, without held-out prompts
             return Plan(name, [])
-        plan = build_plan(name, blocks, self.workers)
+        plan = build_plan(name, longest_first(blocks, self.lengths, self.config), self.workers)
         return Plan(name, plan.streaming_split(self.config.train.ranks, equal=False, locality_hints=None))
 
     def _abandon(self, attempt: int) -> None:
@@ -86,10 +88,12 @@ class PlanServer:
         """A rank's record of a finished iteration; releases the iteration's plan once all ranks have reported."""
         with self.reported:
             self.reports.setdefault(iteration, []).append((rank, record))
-            complete = len(self.reports[iteration]) == self.config.train.ranks
+            told = self.reports[iteration]
+            complete = len(told) == self.config.train.ranks
             self.reported.notify_all()
         if complete:
             with self.lock:
+                self.lengths.add(row for _, record in told for row in record["rows"])
                 self._release([key for key in self.plans if key[0] <= iteration])
 
     def take_reports(self, iteration: int, timeout_s: float) -> list[Any] | None:

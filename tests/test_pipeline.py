@@ -256,7 +256,7 @@ def test_a_plan_that_is_over_or_abandoned_is_forgotten(ray_session):
         assert kept() == 4
         run.rows([run.feed(attempt=1)], 0)  # the learner group has started again
         until(lambda: kept() == 4)
-        ray.get(run.server.report.remote(0, 0, "record"))
+        ray.get(run.server.report.remote(0, 0, {"rows": []}))
         until(lambda: kept() == 0)
 
 
