@@ -12,13 +12,13 @@ if TYPE_CHECKING:  # it imports torch, which who only counts need not
 
 
 def mini_batch_of(place: int, groups: int, mini_batches: int) -> int:
-    """Which mini-batch the prompt at `place` of `groups` belongs to."""
-    return place * mini_batches // groups
+    """Which mini-batch the prompt at `place` of `groups` belongs to; one past them, of the reserve, to the last."""
+    return min(place * mini_batches // groups, mini_batches - 1)
 
 
 class Arrivals:
     """Args:
-    groups: prompts of the iteration; they are numbered from 0.
+    groups: prompts of the iteration; they are numbered from 0. (Without mini-batches any numbers will do.)
     mini_batches: into which they are divided, by number.
     """
 

@@ -4,6 +4,7 @@ Each key's `doc` is its comment here, its line in `--help` and its row in the RE
 from a YAML file and `key=value` arguments, `config_checks.py` says which values are right. Imports nothing heavy.
 """
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +67,11 @@ class RolloutConfig:
     stop: list[str] = key([], "strings that end a response, kept in it")
     reserve_prompts: int = key(
         0, "dynamic sampling: further prompts an iteration that may replace those whose samples all have one score"
+    )
+    overprovision: float = key(
+        0.0,
+        "further prompts an iteration, as a fraction of data.train_batch_size, that start with the others; once "
+        "train_batch_size are graded the rest is cut off: no wait for stragglers, but a bias towards short responses",
     )
     samples_per_block: int = key(
         0, "samples of one prompt that travel to the learner together, 1 to rollout.n; 0: all; grading never waits"
@@ -270,6 +276,16 @@ def importance(config: Config) -> str:
 def heldout_response_length(config: Config) -> int:
     """Longest response in tokens of a held-out sample."""
     return config.eval.max_response_length or config.rollout.max_response_length
+
+
+def extra_prompts(config: Config) -> int:
+    """Prompts of an iteration past train_batch_size that `rollout.overprovision` asks for."""
+    return math.ceil(round(config.rollout.overprovision * config.data.train_batch_size, 6))
+
+
+def reserve_size(config: Config) -> int:
+    """Prompts in an iteration's reserve: those that start at once (`extra_prompts`), then those that wait."""
+    return extra_prompts(config) + config.rollout.reserve_prompts
 
 
 def scorer_roles(config: Config) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ BOUNDS = {
     "rollout.temperature": (0.01, None),
     "rollout.top_p": (0.01, 1),
     "rollout.reserve_prompts": (0, None),
+    "rollout.overprovision": (0, 4),
     "rollout.samples_per_block": (0, None),
     "engine.count": (1, None),
     "engine.tensor_parallel_size": (1, None),
@@ -143,6 +144,12 @@ def check_across(config: Config) -> None:
         raise ValueError(
             f"train.mini_batches={train.mini_batches} does not divide data.train_batch_size={data.train_batch_size}; "
             "each optimizer step takes the same number of prompts: use a divisor"
+        )
+    if rollout.overprovision and rollout.samples_per_block not in (0, rollout.n):
+        raise ValueError(
+            f"rollout.overprovision={rollout.overprovision:g} with rollout.samples_per_block="
+            f"{rollout.samples_per_block}: a group is cut off as a whole, so its samples travel together; set "
+            "rollout.samples_per_block to 0"
         )
     longest = data.max_prompt_length + rollout.max_response_length
     if train.micro_batch_tokens < longest:

@@ -244,7 +244,7 @@ class Learner:
             for row in usable:
                 row["old_logprobs"] = row["engine_logprobs"]
         self.parts.append(targets.assign_kl(usable, self.config))
-        return [targets.scored(row, self.config, self.kl_coef) for row in rows if row["purpose"] == "train"]
+        return [targets.scored(row, self.config, self.kl_coef) for row in rows if targets.is_told(row)]
 
     def admit(self, rows: Rows, everyone: list[Scored]) -> Rows:
         """Of rows whose groups are complete, those that go into the loss, with their targets.

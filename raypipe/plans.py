@@ -16,7 +16,7 @@ import pyarrow as pa
 import ray
 from ray.data import DataIterator
 
-from raypipe.config import Config
+from raypipe.config import Config, reserve_size
 from raypipe.lengths import ResponseLengths, longest_first
 from raypipe.pipeline import Workers, build_plan
 from raypipe.prompts import Prompt, PromptOrder
@@ -121,7 +121,7 @@ def is_eval(config: Config, iteration: int, heldout: int) -> bool:
 
 def reserve_order(config: Config, prompts: int) -> PromptOrder | None:
     """The order of the prompts in reserve: its own, so that whether they are needed never moves the training order."""
-    size = config.rollout.reserve_prompts
+    size = reserve_size(config)
     return PromptOrder(prompts, size, config.run.seed + 1, shuffle=True) if size else None
 
 
@@ -152,7 +152,7 @@ def iteration_blocks(
                 group = Group(iteration, n_groups + number, prompt, "train", rollout.n, min_version, number)
                 blocks += group_blocks(group, grain, config.run.seed)
     if is_eval(config, iteration, len(heldout)):
-        for group_id, prompt in enumerate(heldout, start=n_groups + rollout.reserve_prompts):
+        for group_id, prompt in enumerate(heldout, start=n_groups + reserve_size(config)):
             group = Group(iteration, group_id, prompt, "heldout", config.eval.n, iteration)
             blocks += group_blocks(group, group.size, config.run.seed)
     return blocks

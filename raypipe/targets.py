@@ -60,7 +60,14 @@ def why_not_streaming(config: Config) -> str:
         return "the log-probs of all samples are recomputed first (algorithm.old_logprobs: learner)"
     if config.rollout.reserve_prompts:
         return "rollout.reserve_prompts: which prompts are trained on is known at the end"
+    if config.rollout.overprovision and config.train.mini_batches > 1:
+        return "rollout.overprovision with train.mini_batches: which prompts each step takes is known at the end"
     return ""
+
+
+def is_told(row: dict[str, Any]) -> bool:
+    """Whether ranks tell one another of the row: the group of any other is none of the iteration's."""
+    return row["purpose"] == "train" and row["finish_reason"] != "surplus"
 
 
 def is_usable(row: dict[str, Any]) -> bool:

@@ -56,6 +56,7 @@ def good(folder: Path, *overrides: str) -> Config:
         ("rollout.n=0", ["rollout.n", "0", "at least 1"]),
         ("rollout.top_p=1.5", ["rollout.top_p", "1.5", "between"]),
         ("rollout.samples_per_block=3", ["rollout.samples_per_block", "3", "divide", "rollout.n=4"]),
+        ("rollout.overprovision=-0.1", ["rollout.overprovision", "-0.1", "between 0 and 4"]),
         ("train.micro_batch_tokens=10", ["train.micro_batch_tokens", "10", "96"]),
         ("train.lr=.inf", ["train.lr", "inf"]),
         ("grade.workers=two", ["grade.workers", "two", "2..8"]),

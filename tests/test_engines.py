@@ -305,6 +305,15 @@ def test_abort_ends_what_runs_and_what_waits_of_one_plan_alone(engine):
     assert "aborted" in late["generate_error"]
 
 
+def test_abort_of_some_samples_leaves_the_others_of_the_plan(engine):
+    (first, *others) = long_requests(engine, "partly", 3)
+    assert ray.get(engine.abort.remote("partly", ["0", "unknown"])) == 1
+    assert "aborted" in ray.get(first, timeout=30)["generate_error"]
+    assert [row["generate_error"] for row in ray.get(others, timeout=60)] == ["", ""]
+    (late,) = generate(engine, [request("late", plan="partly", max_tokens=4)])
+    assert late["generate_error"] == ""
+
+
 def test_busy_seconds_count_time_with_requests_running(engine):
     before, begin = ray.get(engine.stats.remote()), time.monotonic()
     generate(engine, [request(f"busy-{i}", seed=i, max_tokens=100) for i in range(8)])

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -171,11 +171,13 @@ class VLLMEngine:
         }
 
     @ray.method(max_task_retries=-1)
-    async def abort(self, plan: str) -> int:
-        """Ends all requests of `plan`, at the gate or running, and refuses those still to come; returns how many."""
-        if plan not in self.aborted:
+    async def abort(self, plan: str, samples: Sequence[str] | None = None) -> int:
+        """Ends requests of `plan`, at the gate or running; returns how many. Those of `samples` (their ids), or without
+        it all of them, and then those still to come are refused."""
+        if samples is None and plan not in self.aborted:
             self.aborted.append(plan)
-        tasks = [task for (of, _), task in self.tasks.items() if of == plan]
+        wanted = None if samples is None else set(samples)
+        tasks = [task for (of, id), task in self.tasks.items() if of == plan and (wanted is None or id in wanted)]
         for task in tasks:
             task.cancel()
         return len(tasks)
