@@ -89,6 +89,10 @@ class EngineConfig:
     kv_cache_gib: float = key(1.0, "KV cache of an engine on CPU, GiB")
     max_num_seqs: int = key(256, "requests that one engine runs at the same time")
     enforce_eager: bool = key(False, "no CUDA graphs (nor torch.compile): slower, starts faster; CPU is always eager")
+    sleep_level: int = key(
+        2,
+        "weights of a sleeping engine (pipeline.colocate): 1: to host memory | 2: dropped; new ones come anyway",
+    )
     weight_transfer: str = key("auto", "how weights reach engines: auto | nccl (GPU) | object_store (any device)")
     max_mismatch_kl: float = key(0.05, "alarm when learner and engines disagree by more, in nats of KL per token")
 
@@ -207,6 +211,9 @@ class PipelineConfig:
     )
     inflight_update: bool = key(
         False, "running requests go on with new weights; false: they finish first (differs where max_staleness > 0)"
+    )
+    colocate: bool = key(
+        False, "engines and learner take turns on the same GPUs: engines sleep while the learner trains; one rank a GPU"
     )
     plans_ahead: int = key(
         1, "plans that are open behind the one at work, max_staleness at least; more where iterations take few seconds"

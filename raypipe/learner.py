@@ -26,6 +26,7 @@ from raypipe import checkpoint, losses, targets
 from raypipe.advantages import adaptive_kl
 from raypipe.arrivals import mini_batch_of
 from raypipe.batching import Batch, lay_out, micro_batches, pad_tokens
+from raypipe.colocate import Turns
 from raypipe.config import Config, old_logprobs
 from raypipe.feed import Feed
 from raypipe.losses import Metrics
@@ -55,14 +56,18 @@ def learn(job: dict[str, Any]) -> None:
     folder = Path(job["folder"]) / "checkpoints"
     start = checkpoint.load(folder, learner)
     publish = publisher(learner, job["engines"], job["scorers"], config.pipeline.inflight_update)
-    if start:
+    if start or job["attempt"]:  # engines may have newer weights than a learner that starts again, or sleep
         publish(start)
+    turns = Turns(job["engines"], rank, learner.gather) if config.pipeline.colocate else None
     ahead = max(config.pipeline.plans_ahead, config.pipeline.max_staleness)
     feed = Feed(job["server"], rank, job["attempt"], config.run.iterations, ahead)
     for iteration in range(start, config.run.iterations):
         spans = Spans(rank)
-        record = learner.iterate(iteration, feed.taker(iteration), spans)
+        take = feed.taker(iteration)
+        record = learner.iterate(iteration, turns.sleep_after_last(take) if turns else take, spans)
         with spans("update weights"):
+            if turns:
+                turns.make_room()
             publish(iteration + 1)
         if is_checkpoint(config, iteration + 1):
             with spans("checkpoint"):

@@ -192,6 +192,8 @@ class Runtime:
                 name=self.config.run.name, storage_path=str(folder / "ray_train"), failure_config=FailureConfig(0)
             ),
         )
+        if self.config.pipeline.colocate:  # they take their memory before ranks take theirs
+            self.actors.wait_for_engines()
         self.learner = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="learner")
         self.learner.start()
         # An engine or scorer that cannot start (a model that vLLM does not know) ends the run here, with its reason.

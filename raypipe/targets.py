@@ -54,6 +54,8 @@ def why_not_streaming(config: Config) -> str:
     """What in the config makes the learner wait for an iteration's last sample before it begins; empty if nothing."""
     if not config.train.stream:
         return "train.stream=false"
+    if config.pipeline.colocate:
+        return "pipeline.colocate: engines and learner take turns"
     if whitening(config) != "none":
         return f"advantages are whitened over the {whitening(config).replace('_', '-')} (algorithm.whiten)"
     if old_logprobs(config) == "learner":

@@ -1,6 +1,7 @@
 """Longest expected first: only the order moves, and it is the order that ends soonest."""
 
 import heapq
+import itertools
 import random
 import subprocess
 import sys
@@ -92,8 +93,8 @@ def test_a_long_tailed_iteration_ends_sooner():
 
 
 def test_the_plan_server_learns_and_the_engine_starts_the_longest_first(ray_session):
-    config = config_for("longest", prompts=6, n=2, iterations=3, grain=0)
-    with scripted_run(config, prompts=6, concurrency=1, tokens=(1, 15)) as run:
+    config = config_for("longest", prompts=10, n=2, iterations=3, grain=0)
+    with scripted_run(config, prompts=10, concurrency=1, tokens=(1, 15)) as run:
         feed = run.feed()
         [first] = run.rows([feed], 0)
         ray.get(run.server.report.remote(0, 0, {"rows": first}))
@@ -105,10 +106,10 @@ def test_the_plan_server_learns_and_the_engine_starts_the_longest_first(ray_sess
         run.open_gates(2)
         [rows] = run.rows([feed], 2)
         started = [took[row["prompt_id"]] for row in sorted(rows, key=lambda row: row["generate_start"])]
-        assert len(set(started)) > 3 and started == sorted(started, reverse=True)
-        assert sorted(row["sample_id"] for row in rows) == [
-            f"2/{group}/{member}" for group in range(6) for member in (0, 1)
-        ]
+        pairs = [(a, b) for a, b in itertools.combinations(started, 2) if a != b]
+        # Neighbours may pass each other on their way to the engine.
+        assert len(pairs) > 100 and sum(a < b for a, b in pairs) < len(pairs) / 5, started
+        assert sorted(row["sample_id"] for row in rows) == [f"2/{i // 2}/{i % 2}" for i in range(20)]
 
 
 def test_the_plan_server_needs_no_torch():

@@ -180,7 +180,7 @@ def test_the_slowest_groups_are_cut_off_once_there_are_enough(ray_session):
         for iteration in range(2):
             [rows] = run.rows([feed], iteration)
             train = [row for row in rows if row["purpose"] == "train"]
-            assert Counter(row["purpose"] for row in rows) == {"train": 9 * 2, "heldout": 0 if iteration else 3}
+            assert Counter(row["purpose"] for row in rows) == Counter(train=9 * 2, heldout=0 if iteration else 3)
             surplus = {row["group_id"] for row in train if row["finish_reason"] == "surplus"}
             kept = [row for row in train if row["group_id"] not in surplus]
             # Exactly as many as are trained on, each whole; of the others not one sample counts.
