@@ -110,7 +110,7 @@ class Reserve:
             await self.changed.wait_for(lambda: plan in self.forgotten or self._supply(plan).is_enough)
 
     async def is_surplus(self, plan: str, group_id: int) -> bool:
-        """Whether there are enough groups without this one, which was not told of, or not before there were."""
+        """What `graded` said of a group; of one that it was not told of, whether there are enough without it."""
         return plan in self.forgotten or self._supply(plan).surplus.get(group_id, self._supply(plan).is_enough)
 
     async def graded(self, plan: str, samples: list[Graded]) -> bool:

@@ -1,5 +1,6 @@
 """Engines and learner by turns: who gets which GPU, and the order of every call. What sleep does to a GPU is vLLM's."""
 
+import ast
 import dataclasses
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def test_ray_pairs_each_engine_gpu_with_one_rank():
     """On six GPUs that are only counted."""
     done = subprocess.run([sys.executable, "-c", PLACEMENT], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    engines, ranks = eval(done.stdout.splitlines()[-1])
+    engines, ranks = ast.literal_eval(done.stdout.splitlines()[-1])
     gpus = {str(i) for i in range(6)}
     assert [len(engine) for engine in engines] == [2, 2, 2] and {gpu for engine in engines for gpu in engine} == gpus
     assert [len(rank) for rank in ranks] == [1] * 6 and {gpu for rank in ranks for gpu in rank} == gpus

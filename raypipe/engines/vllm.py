@@ -233,7 +233,7 @@ class VLLMEngine:
 
     async def start_update(self, in_flight: bool = False) -> None:
         """Closes the gate and brings the engine to rest: running requests are frozen (in_flight) or finish first. One
-        that sleeps makes room for the weights alone, which the learner holds, too, for as long as they travel."""
+        that sleeps gets room for its weights, not yet for its cache."""
         if self.broken:
             self._exit("new weights while those of a failed update are half loaded")
         self.gate.close()
