@@ -4,6 +4,7 @@ Each key's `doc` is its comment here, its line in `--help` and its row in the RE
 from a YAML file and `key=value` arguments, `config_checks.py` says which values are right. Imports nothing heavy.
 """
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,11 @@ class RolloutConfig:
     reserve_prompts: int = key(
         0, "dynamic sampling: further prompts an iteration that may replace those whose samples all have one score"
     )
+    overprovision: float = key(
+        0.0,
+        "further prompts an iteration, as a fraction of data.train_batch_size, that start with the others; once "
+        "train_batch_size are graded the rest is cut off: no wait for stragglers, but a bias towards short responses",
+    )
     samples_per_block: int = key(
         0, "samples of one prompt that travel to the learner together, 1 to rollout.n; 0: all; grading never waits"
     )
@@ -83,6 +89,10 @@ class EngineConfig:
     kv_cache_gib: float = key(1.0, "KV cache of an engine on CPU, GiB")
     max_num_seqs: int = key(256, "requests that one engine runs at the same time")
     enforce_eager: bool = key(False, "no CUDA graphs (nor torch.compile): slower, starts faster; CPU is always eager")
+    sleep_level: int = key(
+        2,
+        "weights of a sleeping engine (pipeline.colocate): 1: to host memory | 2: dropped; new ones come anyway",
+    )
     weight_transfer: str = key("auto", "how weights reach engines: auto | nccl (GPU) | object_store (any device)")
     max_mismatch_kl: float = key(0.05, "alarm when learner and engines disagree by more, in nats of KL per token")
 
@@ -205,6 +215,9 @@ class PipelineConfig:
     inflight_update: bool = key(
         False, "running requests go on with new weights; false: they finish first (differs where max_staleness > 0)"
     )
+    colocate: bool = key(
+        False, "engines and learner take turns on the same GPUs: engines sleep while the learner trains; one rank a GPU"
+    )
     plans_ahead: int = key(
         1, "plans that are open behind the one at work, max_staleness at least; more where iterations take few seconds"
     )
@@ -284,6 +297,16 @@ def importance(config: Config) -> str:
 def heldout_response_length(config: Config) -> int:
     """Longest response in tokens of a held-out sample."""
     return config.eval.max_response_length or config.rollout.max_response_length
+
+
+def extra_prompts(config: Config) -> int:
+    """Prompts of an iteration past train_batch_size that `rollout.overprovision` asks for."""
+    return math.ceil(round(config.rollout.overprovision * config.data.train_batch_size, 6))
+
+
+def reserve_size(config: Config) -> int:
+    """Prompts in an iteration's reserve: those that start at once (`extra_prompts`), then those that wait."""
+    return extra_prompts(config) + config.rollout.reserve_prompts
 
 
 def scorer_roles(config: Config) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from raypipe import checkpoint, losses, targets
 from raypipe.advantages import adaptive_kl
 from raypipe.arrivals import mini_batch_of
 from raypipe.batching import Batch, lay_out, micro_batches, pad_tokens
+from raypipe.colocate import Turns
 from raypipe.config import Config, old_logprobs
 from raypipe.feed import Feed
 from raypipe.losses import Metrics
@@ -74,7 +75,8 @@ def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -
     trained = saved = checkpoint.load(folder, learner)
     ray.get(server.starts_at.remote(attempt, trained))
     publish = publisher(learner, job["engines"], job["scorers"], config.pipeline.inflight_update)
-    if trained or attempt:  # else engines hold these weights, from disk
+    turns = Turns(job["engines"], rank, learner.gather) if config.pipeline.colocate else None
+    if trained or attempt:  # engines may have other weights than a learner that goes on, or sleep
         with spans("update weights"):
             publish(trained)
     ahead = max(config.pipeline.plans_ahead, config.pipeline.max_staleness)
@@ -89,13 +91,16 @@ def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -
 
     while trained < config.run.iterations:
         try:
-            record = learner.iterate(trained, feed.taker(trained), spans)
+            take = feed.taker(trained)
+            record = learner.iterate(trained, turns.sleep_after_last(take) if turns else take, spans)
         except Stopped:
             return keep()
         trained += 1
         stopped = any(learner.gather(learner.stopping()))
         if not stopped:
             with spans("update weights"):
+                if turns:
+                    turns.make_room()
                 publish(trained)
         server.report.remote(attempt, trained - 1, rank, {**record, "spans": spans.collect()})
         if stopped:
@@ -284,7 +289,7 @@ class Learner:
             for row in usable:
                 row["old_logprobs"] = row["engine_logprobs"]
         self.parts.append(targets.assign_kl(usable, self.config))
-        return [targets.scored(row, self.config, self.kl_coef) for row in rows if row["purpose"] == "train"]
+        return [targets.scored(row, self.config, self.kl_coef) for row in rows if targets.is_told(row)]
 
     def admit(self, rows: Rows, everyone: list[Scored]) -> Rows:
         """Of rows whose groups are complete, those that go into the loss, with their targets.

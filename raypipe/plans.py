@@ -2,9 +2,9 @@
 
 In: prompts, and requests for (iteration, attempt, rank). Out: one iterator per rank. What an iteration contains follows
 from its number alone (the prompt order is a function of the seed and a cursor), so a plan can be made again after any
-failure and asks for the same prompts. When the learner group starts again (attempts.py) the plans of earlier attempts
-are aborted at the engines, so nothing is generated for ranks that are gone. A plan that is over, or abandoned, is
-forgotten by the grade dispatcher.
+failure and asks for the same prompts; the order in which they start alone follows from the past (`lengths.py`). When
+the learner group starts again (attempts.py) the plans of earlier attempts are aborted at the engines, so nothing is
+generated for ranks that are gone. A plan that is over, or abandoned, is forgotten by the grade dispatcher.
 """
 
 import contextlib
@@ -19,7 +19,8 @@ import ray
 from ray.data import DataIterator
 
 from raypipe.attempts import Attempts, Told
-from raypipe.config import Config
+from raypipe.config import Config, reserve_size
+from raypipe.lengths import ResponseLengths, longest_first
 from raypipe.pipeline import Workers, build_plan
 from raypipe.prompts import Prompt, PromptOrder
 from raypipe.rows import PROMPT_COLUMNS
@@ -57,6 +58,7 @@ class PlanServer:
         self.train, self.heldout = ray.get(ray.cloudpickle.loads(prompts))
         self.order = PromptOrder(len(self.train), config.data.train_batch_size, config.run.seed, config.data.shuffle)
         self.reserve = reserve_order(config, len(self.train))
+        self.lengths = ResponseLengths()
         self.plans: dict[int, Plan] = {}  # of the present attempt, by iteration
         self.lock = threading.Lock()
         # A server that Ray has started again knows nothing of earlier attempts: its numbers go on from the clock.
@@ -84,7 +86,7 @@ class PlanServer:
             return Plan(name, [])
         if self.workers.reserve:
             ray.get(ray.get_actor(self.workers.reserve).open.remote(name))
-        plan = build_plan(name, blocks, self.workers)
+        plan = build_plan(name, longest_first(blocks, self.lengths, self.config), self.workers)
         return Plan(name, plan.streaming_split(self.config.train.ranks, equal=False, locality_hints=None))
 
     def _release(self, iterations: list[int]) -> None:
@@ -117,6 +119,8 @@ class PlanServer:
 
     def report(self, attempt: int, iteration: int, rank: int, record: Any) -> None:
         """A rank's record of a finished iteration; releases the iteration's plan once all ranks have reported."""
+        with self.lock:
+            self.lengths.add(record["rows"])
         if self.attempts.report(attempt, iteration, rank, record):
             with self.lock:
                 self._release([key for key in self.plans if key <= iteration])
@@ -149,7 +153,7 @@ def is_eval(config: Config, iteration: int, heldout: int) -> bool:
 
 def reserve_order(config: Config, prompts: int) -> PromptOrder | None:
     """The order of the prompts in reserve: its own, so that whether they are needed never moves the training order."""
-    size = config.rollout.reserve_prompts
+    size = reserve_size(config)
     return PromptOrder(prompts, size, config.run.seed + 1, shuffle=True) if size else None
 
 
@@ -180,7 +184,7 @@ def iteration_blocks(
                 group = Group(iteration, n_groups + number, prompt, "train", rollout.n, min_version, number)
                 blocks += group_blocks(group, grain, config.run.seed)
     if is_eval(config, iteration, len(heldout)):
-        for group_id, prompt in enumerate(heldout, start=n_groups + rollout.reserve_prompts):
+        for group_id, prompt in enumerate(heldout, start=n_groups + reserve_size(config)):
             group = Group(iteration, group_id, prompt, "heldout", config.eval.n, iteration)
             blocks += group_blocks(group, group.size, config.run.seed)
     return blocks

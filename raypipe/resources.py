@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from raypipe.config import Config, grader_actors, scorer_roles
 
+# With pipeline.colocate, of each GPU: exact in binary, and to be paired in one way only (see colocate.py).
+ENGINE_SHARE, RANK_SHARE = 0.75, 0.25
 # The actors of a plan without a learner.
 SAMPLING_ACTORS = ("engine", "grader host")
 
@@ -50,7 +52,9 @@ def find_machine() -> Machine:
 def demands(config: Config, machine: Machine) -> list[Demand]:
     engine, train, grade, scorer = config.engine, config.train, config.grade, config.scorer
     engine_gpus = float(engine.tensor_parallel_size) if machine.gpus else 0.0
-    rank_gpus = 1.0 if machine.gpus else 0.0
+    scorer_gpus = rank_gpus = 1.0 if machine.gpus else 0.0
+    if config.pipeline.colocate:
+        engine_gpus, rank_gpus = engine_gpus * ENGINE_SHARE, rank_gpus * RANK_SHARE
     scorers = scorer.count * len(scorer_roles(config))
     found = [
         Demand("engine", engine.count, engine.num_cpus, engine_gpus if engine.num_gpus < 0 else engine.num_gpus),
@@ -61,7 +65,7 @@ def demands(config: Config, machine: Machine) -> list[Demand]:
             rank_gpus if train.gpus_per_rank < 0 else train.gpus_per_rank,
         ),
         Demand("grader host", grader_actors(config)[0], grade.processes, 0.0),
-        Demand("scorer", scorers, scorer.num_cpus, rank_gpus if scorer.num_gpus < 0 else scorer.num_gpus),
+        Demand("scorer", scorers, scorer.num_cpus, scorer_gpus if scorer.num_gpus < 0 else scorer.num_gpus),
         # Stage actors, the plan server, the grade dispatcher and Ray's own controllers ask for no CPU.
     ]
     return [demand for demand in found if demand.count]

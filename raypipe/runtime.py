@@ -207,6 +207,8 @@ class Runtime:
             ),
             torch_config=TorchConfig(timeout_s=int(self.config.watchdog.fail_s)),
         )
+        if self.config.pipeline.colocate:  # they take their memory before ranks take theirs
+            self.actors.wait_for_engines()
         self.learner = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="learner")
         self.learner.start()
         self._wait_for_models()

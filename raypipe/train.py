@@ -214,7 +214,7 @@ def stop_if_most_fail(config: Config, iteration: int, rows: list[dict[str, Any]]
 def stop_if_grading_fails(config: Config, iteration: int, rows: list[dict[str, Any]]) -> None:
     """Raises ValueError when more than grade.max_failed_fraction of an iteration's samples failed in grading, or of the
     samples of one grader, if they are enough to tell."""
-    generated = [row for row in rows if row["finish_reason"] != "failed"]
+    generated = [row for row in rows if row["finish_reason"] not in ("failed", "surplus")]
     grades = [grade for row in generated for grade in json.loads(row["grades"])]
     by_grader: dict[str, list[dict[str, Any]]] = {}
     for grade in grades:

@@ -179,6 +179,45 @@ def test_prompts_without_signal_are_replaced_from_the_reserve(ray_session):
             assert len(reserve) > 0  # or the seed shows nothing
 
 
+def test_the_slowest_groups_are_cut_off_once_there_are_enough(ray_session):
+    plain = config_for("enough", prompts=6, n=2, iterations=2, grain=0)
+    config = dataclasses.replace(plain, rollout=dataclasses.replace(plain.rollout, overprovision=0.4))
+    with scripted_run(config, heldout=3, seconds=(0.5, 20.0)) as run:
+        feed = run.feed()
+        for iteration in range(2):
+            [rows] = run.rows([feed], iteration)
+            train = [row for row in rows if row["purpose"] == "train"]
+            assert Counter(row["purpose"] for row in rows) == Counter(train=9 * 2, heldout=0 if iteration else 3)
+            surplus = {row["group_id"] for row in train if row["finish_reason"] == "surplus"}
+            kept = [row for row in train if row["group_id"] not in surplus]
+            # Exactly as many as are trained on, each whole; of the others not one sample counts.
+            assert len(surplus) == 3 and Counter(row["group_id"] for row in kept).total() == 12
+            assert {row["finish_reason"] for row in kept} <= {"stop", "length"}
+            assert {row["grade_status"] for row in kept} == {"ok"}
+            assert {row["grade_status"] for row in train if row["group_id"] in surplus} == {"abstain"}
+            # The engine ended what ran of them; but held-out samples are waited for.
+            ended = [row for row in train if row["generate_error"] == "aborted"]
+            assert ended and {row["group_id"] for row in ended} <= surplus
+            assert all(row["response_ids"] for row in rows if row["group_id"] not in surplus)
+            run.open_gates(iteration + 1)
+
+
+def test_groups_that_wait_for_a_slow_grader_are_cut_off_too(ray_session):
+    plain = config_for("graded", prompts=4, n=2, iterations=1, grain=0)
+    graders = [GraderConfig(path="toy_graders:SlowGrader", max_batch=1)]
+    config = dataclasses.replace(
+        plain,
+        rollout=dataclasses.replace(plain.rollout, overprovision=20.0),
+        grade=GradeConfig(graders=graders, processes=1),
+    )
+    with scripted_run(config) as run:
+        [rows] = run.rows([run.feed()], 0)
+        graded = ray.get(run.dispatcher.stats.remote())["graded"]
+        kept = [row for row in rows if row["finish_reason"] != "surplus"]
+        assert len(rows) == 84 * 2 and len(kept) == 8 and {row["grade_status"] for row in kept} == {"ok"}
+        assert graded < len(rows)
+
+
 def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
     config = config_for("stream", prompts=6, n=4, iterations=3)
     with scripted_run(config, engines=2, seconds=(0.2, 4.0)) as run:
@@ -265,7 +304,7 @@ def test_a_plan_that_is_over_or_abandoned_is_forgotten(ray_session):
         until(lambda: kept() == 0)
         run.rows([run.feed(attempt=attempt)], 0)
         until(lambda: kept() == 4)
-        ray.get(run.server.report.remote(attempt, 0, 0, "record"))
+        ray.get(run.server.report.remote(attempt, 0, 0, {"rows": []}))
         until(lambda: kept() == 0)
 
 

@@ -36,6 +36,12 @@ def test_past_it_the_run_stops_with_the_commonest_error():
         check(rows)
 
 
+def test_samples_that_were_cut_off_do_not_hide_a_broken_grader():
+    surplus = {"finish_reason": "surplus", "grade_status": "abstain", "grades": "[]"}
+    with pytest.raises(ValueError, match="the grader 'math' failed for 2 of 3 samples"):
+        check([row("math crash")] * 2 + [row("math ok")] + [surplus] * 9)
+
+
 def test_a_broken_grader_of_a_few_samples_is_found_once_they_are_enough():
     fine = [row("math ok")] * 400
     check(fine + [row("code error")] * 8)  # perhaps one hard prompt

@@ -8,6 +8,7 @@ import asyncio
 import os
 import random
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from raypipe.engines.gate import Gate
@@ -33,7 +34,7 @@ class ScriptedEngine:
         self.name, self.seconds, self.tokens, self.vocab = name, seconds, tokens, vocab
         self.gate = Gate()
         self.slots = asyncio.Semaphore(concurrency)
-        self.running: dict[str, set[asyncio.Task]] = {}
+        self.running: dict[str, dict[str, asyncio.Task]] = {}  # by plan and sample
         self.served = 0
 
     async def ready(self) -> dict[str, Any]:
@@ -41,7 +42,7 @@ class ScriptedEngine:
 
     async def generate(self, request: dict[str, Any]) -> dict[str, Any]:
         task = asyncio.ensure_future(self._generate(request))
-        self.running.setdefault(request["plan"], set()).add(task)
+        self.running.setdefault(request["plan"], {})[request["sample_id"]] = task
         try:
             return await task
         except asyncio.CancelledError:
@@ -49,7 +50,7 @@ class ScriptedEngine:
                 raise
             return self._columns("", [], "failed", "aborted", time.time())
         finally:
-            self.running[request["plan"]].discard(task)
+            self.running[request["plan"]].pop(request["sample_id"], None)
 
     async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
         await self.gate.wait(request["min_version"])
@@ -83,8 +84,9 @@ class ScriptedEngine:
         """New weights are there: requests that asked for `version` or less may run."""
         self.gate.open(version)
 
-    async def abort(self, plan: str) -> int:
-        tasks = self.running.pop(plan, set())
+    async def abort(self, plan: str, samples: Sequence[str] | None = None) -> int:
+        running = self.running.get(plan, {})
+        tasks = [task for sample, task in running.items() if samples is None or sample in samples]
         for task in tasks:
             task.cancel()
         return len(tasks)

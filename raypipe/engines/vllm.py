@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -43,6 +43,7 @@ ABORTED_PLANS = 64
 
 def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
     """Starts `engine.count` engines named `{run_name}/engine-{i}`; `ready()` of each answers once it is up."""
+    from raypipe.colocate import place_engine
     from raypipe.engines.vllm_config import weight_transfer
 
     engine, gpus = config.engine, bool(ray.cluster_resources().get("GPU"))
@@ -51,17 +52,20 @@ def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
         start_store(store)
     num_gpus = engine.num_gpus if engine.num_gpus >= 0 else engine.tensor_parallel_size * gpus
     actor: Any = ray.remote(VLLMEngine)
-    return [
-        actor.options(
+    started = []
+    for i in range(engine.count):
+        shared = config.pipeline.colocate and gpus
+        place, gpu_ids = place_engine(config) if shared else ({"num_gpus": num_gpus}, [])
+        options = actor.options(
             name=f"{run_name}/engine-{i}",
             num_cpus=engine.num_cpus,
-            num_gpus=num_gpus,
             max_concurrency=MAX_CONCURRENCY,
             # Over NCCL no copy of the weights is kept to come back with: the run fails, and resumes from a checkpoint.
             max_restarts=-1 if store else 0,
-        ).remote(f"engine-{i}", config, store)
-        for i in range(engine.count)
-    ]
+            **place,
+        )
+        started.append(options.remote(f"engine-{i}", config, store, gpu_ids))
+    return started
 
 
 class VLLMEngine:
@@ -69,22 +73,25 @@ class VLLMEngine:
     name: as in the rows, e.g. "engine-0".
     config: the run's; of it model, engine, rollout and the length limits.
     store: name of the `WeightStore` actor; empty with NCCL.
+    gpus: ids of the GPUs that it runs on, where Ray does not show it all of them; empty: those that Ray shows.
     """
 
-    def __init__(self, name: str, config: Config, store: str):
+    def __init__(self, name: str, config: Config, store: str, gpus: Sequence[str] = ()):
         from raypipe.engines.vllm_config import engine_args, set_environment
 
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         set_environment(config)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self.name, self.config, self.store = name, config, store
+        self.name, self.config, self.store, self.gpus = name, config, store, list(gpus)
         self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args(config, bool(store))))
         self.closed = False
         threading.Thread(target=self._exit_with_core, name="exit-with-core", daemon=True).start()
         self.gate = Gate(None)  # _start opens it
         self.starting: asyncio.Task[None] | None = None
-        self.updating = self.paused = self.broken = False
+        self.updating = self.paused = self.broken = self.asleep = False
         self.tasks: dict[tuple[str, str], asyncio.Task[dict[str, Any]]] = {}
         # Results whose receiver may have died before it had them: as many as can run at once, twice over.
         self.recent: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
@@ -104,6 +111,7 @@ class VLLMEngine:
             "name": self.name,
             "pid": os.getpid(),
             "node": ray.util.get_node_ip_address(),
+            "gpus": self.gpus,
             "device": self.llm.vllm_config.device_config.device_type,
             "dtype": str(model.dtype).removeprefix("torch."),
             "version": self.gate.version,
@@ -189,9 +197,13 @@ class VLLMEngine:
         }
 
     @ray.method(max_task_retries=-1)
-    async def abort(self, plan: str) -> int:
-        """Ends all requests of `plan`, at the gate or running, and refuses those still to come; returns how many."""
-        return self._abort({plan})
+    async def abort(self, plan: str, samples: Sequence[str] | None = None) -> int:
+        """Ends requests of `plan`, at the gate or running; returns how many. Those of `samples` (their ids), or without
+        it all of them, and then those still to come are refused."""
+        if samples is None:
+            return self._abort({plan})
+        wanted = set(samples)
+        return self._cancel([task for (of, id), task in self.tasks.items() if of == plan and id in wanted])
 
     @ray.method(max_task_retries=-1)
     async def abort_all(self) -> int:
@@ -200,7 +212,9 @@ class VLLMEngine:
 
     def _abort(self, plans: set[str]) -> int:
         self.aborted += [plan for plan in plans if plan not in self.aborted]
-        tasks = [task for (plan, _), task in self.tasks.items() if plan in plans]
+        return self._cancel([task for (plan, _), task in self.tasks.items() if plan in plans])
+
+    def _cancel(self, tasks: list[asyncio.Task[dict[str, Any]]]) -> int:
         for task in tasks:
             task.cancel()
         return len(tasks)
@@ -251,11 +265,23 @@ class VLLMEngine:
         await self.llm.shutdown_weight_transfer_engine()  # the group of a learner that is gone
         await self.llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
 
+    async def sleep(self) -> None:
+        """Frees weights and cache for others on its GPUs, until the next update; requests wait at the gate."""
+        self.gate.close()
+        if not self.asleep:
+            self.asleep = True
+            with self._broken_on_error():
+                await self.llm.sleep(self.config.engine.sleep_level, mode="wait")
+
     async def start_update(self, in_flight: bool = False) -> None:
-        """Closes the gate and brings the engine to rest: running requests are frozen (in_flight) or finish first."""
+        """Closes the gate and brings the engine to rest: running requests are frozen (in_flight) or finish first. One
+        that sleeps gets room for its weights, not yet for its cache."""
         if self.broken:
             self._exit("new weights while those of a failed update are half loaded")
         self.gate.close()
+        if self.asleep:
+            with self._broken_on_error():
+                await self.llm.wake_up(["weights"])
         if self.updating:  # by a learner that is gone
             await self.llm.finish_weight_update()
         if self.running and not self.paused:  # frozen by a learner that is gone, they stay so
@@ -290,7 +316,11 @@ class VLLMEngine:
         with self._broken_on_error():
             await self.llm.finish_weight_update(str(version))
         self.updating = False
-        if not self.paused and not await self.llm.reset_prefix_cache():  # a pause has already dropped it
+        if self.asleep:
+            with self._broken_on_error():
+                await self.llm.wake_up(["kv_cache"])
+            self.asleep = False  # and the prefix cache is empty
+        elif not self.paused and not await self.llm.reset_prefix_cache():  # a pause has already dropped it
             raise RuntimeError("the prefix cache of the old weights could not be dropped")
         self.recent.clear()
         if self.paused:
