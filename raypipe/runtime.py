@@ -135,6 +135,15 @@ def sampling_settings(config: Config) -> dict[str, dict[str, Any]]:
     }
 
 
+def learner_scaling(rank: Demand) -> ScalingConfig:
+    """Ray Train's form of what the learner's ranks ask for."""
+    resources = {"CPU": rank.cpus, **({"GPU": rank.gpus} if rank.gpus else {})}
+    return ScalingConfig(
+        num_workers=rank.count, use_gpu=rank.gpus > 0, resources_per_worker=resources,
+        label_selector=dict(rank.labels) or None,
+    )  # fmt: skip
+
+
 class Runtime:
     """The resident actors of a training run, as a context manager that leaves nothing running.
 
@@ -172,9 +181,7 @@ class Runtime:
 
     def start_learner(self, folder: Path) -> None:
         """Starts the learner group, which trains until the last iteration, beside this thread."""
-        train = self.config.train
         rank = next(demand for demand in self.inputs.demands if demand.actor == "learner rank")
-        resources = {"CPU": rank.cpus, **({"GPU": rank.gpus} if rank.gpus else {})}
         trainer = TorchTrainer(
             learn,
             train_loop_config={
@@ -185,9 +192,7 @@ class Runtime:
                 "engines": self.actors.engines,
                 "scorers": self.scorers,
             },  # fmt: skip
-            scaling_config=ScalingConfig(
-                num_workers=train.ranks, use_gpu=rank.gpus > 0, resources_per_worker=resources
-            ),
+            scaling_config=learner_scaling(rank),
             run_config=RunConfig(
                 name=self.config.run.name, storage_path=str(folder / "ray_train"), failure_config=FailureConfig(0)
             ),

@@ -50,6 +50,7 @@ def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
             name=f"{run_name}/engine-{i}",
             num_cpus=engine.num_cpus,
             num_gpus=num_gpus,
+            label_selector=engine.node_labels,
             max_concurrency=MAX_CONCURRENCY,
             # Over NCCL no copy of the weights is kept to come back with: the run fails, and resumes from a checkpoint.
             max_restarts=MAX_RESTARTS if store else 0,
