@@ -17,6 +17,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import re
 import statistics
 import tempfile
@@ -166,11 +167,12 @@ def simulate(config: Config, rate: float, seconds_per_token: float = SECONDS_PER
     with tempfile.TemporaryDirectory() as meeting, Usage() as usage, scripted_run(config, prompts, **engine) as run:
         ranks = [rank.remote(i, RANKS, f"{meeting}/ranks") for i in range(RANKS)]
         learning = [actor.learn.remote(run, LEARNER_TOKENS_PER_S, UPDATE_S) for actor in ranks]
-        lasting = {
-            "driver": usage.driver,
-            "plan server": process_of(run.server),
-            "dispatcher": process_of(run.dispatcher),
+        pids = {
+            "driver": usage.driver.pid,
+            "plan server": ray.get(run.server.__ray_call__.remote(lambda _: os.getpid())),
+            "dispatcher": ray.get(run.dispatcher.stats.remote())["pid"],
         }
+        lasting = {name: psutil.Process(pid) for name, pid in pids.items()}
         for iteration in range(config.run.iterations):
             while (records := ray.get(run.server.take_reports.remote(iteration, 0.5))) is None:
                 done, _ = ray.wait(learning, timeout=0)
@@ -182,10 +184,6 @@ def simulate(config: Config, rate: float, seconds_per_token: float = SECONDS_PER
         for actor in ranks:
             ray.kill(actor)
     return Outcome(metrics, memory, usage.plans(), usage.by_role())
-
-
-def process_of(actor: Any) -> psutil.Process:
-    return psutil.Process(ray.get(actor.__ray_call__.remote(lambda _: psutil.Process().pid)))
 
 
 def figures_of(outcome: Outcome, samples: int) -> dict[str, Any]:
