@@ -43,7 +43,8 @@ def place_engine(config: Config) -> tuple[dict[str, Any], list[str]]:
     """
     cpus, count = config.engine.num_cpus, config.engine.tensor_parallel_size
     bundles = [{"GPU": ENGINE_SHARE, "CPU": cpus}] + [{"GPU": ENGINE_SHARE}] * (count - 1)
-    group = placement_group(bundles, strategy="STRICT_PACK")
+    labels = [config.engine.node_labels] * count if config.engine.node_labels else None
+    group = placement_group(bundles, strategy="STRICT_PACK", bundle_label_selector=labels)
     if not group.wait(PLACEMENT_LIMIT_S):
         raise RuntimeError(f"no node has {count} free GPUs and {cpus:g} CPUs for an engine; see `ray status`")
     places = [PlacementGroupSchedulingStrategy(group, bundle) for bundle in range(count)]

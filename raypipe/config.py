@@ -84,6 +84,9 @@ class EngineConfig:
     tensor_parallel_size: int = key(1, "GPUs (or CPU workers) of one engine")
     num_gpus: float = key(-1.0, "GPUs that each engine reserves; -1: tensor_parallel_size where there are GPUs, else 0")
     num_cpus: float = key(1.0, "CPUs that each engine reserves")
+    node_labels: dict[str, str] = key(
+        {}, "labels of the cluster's nodes that engines run on, e.g. {ray.io/accelerator-type: H100}; see Placement"
+    )
     dtype: str = key("auto", "engine parameters: auto (as the learner computes) | float32 | bfloat16")
     gpu_memory_utilization: float = key(0.85, "part of a GPU's memory that vLLM takes")
     kv_cache_gib: float = key(1.0, "KV cache of an engine on CPU, GiB")
@@ -115,6 +118,7 @@ class GradeConfig:
     graders: list[GraderConfig] = key([], "graders; a sample's score is the weighted sum over those of its data source")
     workers: str = key("1", "grader actors: a number, or min..max scaled by Ray Data")
     processes: int = key(2, "child processes of each grader actor; each reserves one CPU where there are enough")
+    node_labels: dict[str, str] = key({}, "labels of the nodes that graders run on, e.g. {pool: cpu}")
     memory_mb: int = key(4096, "memory that a child process may hold before it is killed, MiB")
     max_failed_fraction: float = key(
         0.5, "stop the run when an engine, a scorer, grading or one grader fails on a larger part of its samples"
@@ -178,6 +182,7 @@ class ScorerConfig:
     count: int = key(1, "scorers of each kind that the algorithm needs: reference, policy at rollout, critic")
     num_gpus: float = key(-1.0, "GPUs that each scorer reserves; -1: 1 where there are GPUs, else 0")
     num_cpus: float = key(1.0, "CPUs that each scorer reserves")
+    node_labels: dict[str, str] = key({}, "labels of the nodes that scorers run on")
     micro_batch_tokens: int = key(16384, "tokens (prompt and response) of one forward pass")
 
 
@@ -186,6 +191,7 @@ class TrainConfig:
     ranks: int = key(1, "learner processes of the Ray Train FSDP group")
     gpus_per_rank: float = key(-1.0, "GPUs of a rank; -1: 1 where there are GPUs, else 0")
     cpus_per_rank: float = key(1.0, "CPUs that a rank reserves")
+    node_labels: dict[str, str] = key({}, "labels of the nodes that learner ranks run on")
     lr: float = key(1e-6, "peak learning rate of AdamW")
     lr_schedule: str = key("constant", "after warm-up: constant | linear | cosine, down to 0 at the last iteration")
     lr_warmup: int = key(0, "iterations over which the learning rate rises from 0")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.config import Config, GraderConfig, grader_actors, grader_name, importance, old_logprobs, scorer_roles
+from raypipe.placement import check_labels
 
 CHOICES = {
     "run.resume": ("never", "auto"),
@@ -133,6 +134,8 @@ def check(config: Config) -> None:
         if (low is not None and value < low) or (high is not None and value > high):
             span = f"at least {low}" if high is None else f"between {low} and {high}"
             raise ValueError(f"{name}={value} is out of range; it must be {span}")
+        if name.endswith(".node_labels"):
+            check_labels(name, value)
 
 
 def check_across(config: Config) -> None:

@@ -145,6 +145,15 @@ def sampling_settings(config: Config) -> dict[str, dict[str, Any]]:
     }
 
 
+def learner_scaling(rank: Demand) -> ScalingConfig:
+    """Ray Train's form of what the learner's ranks ask for."""
+    resources = {"CPU": rank.cpus, **({"GPU": rank.gpus} if rank.gpus else {})}
+    return ScalingConfig(  # type: ignore[call-arg]  # its types are those of the first Ray Train
+        num_workers=rank.count, use_gpu=rank.gpus > 0, resources_per_worker=resources,
+        label_selector=dict(rank.labels) or None,
+    )  # fmt: skip
+
+
 class Runtime:
     """The resident actors of a training run, as a context manager that leaves nothing running.
 
@@ -184,9 +193,7 @@ class Runtime:
 
     def start_learner(self, folder: Path) -> None:
         """Starts the learner group, which trains until the last iteration, beside this thread."""
-        train = self.config.train
         rank = next(demand for demand in self.inputs.demands if demand.actor == "learner rank")
-        resources = {"CPU": rank.cpus, **({"GPU": rank.gpus} if rank.gpus else {})}
         trainer = TorchTrainer(
             learn,
             train_loop_config={
@@ -196,14 +203,12 @@ class Runtime:
                 "engines": self.actors.engines,
                 "scorers": self.scorers,
             },  # fmt: skip
-            scaling_config=ScalingConfig(
-                num_workers=train.ranks, use_gpu=rank.gpus > 0, resources_per_worker=resources
-            ),
+            scaling_config=learner_scaling(rank),
             run_config=RunConfig(
                 name=self.config.run.name,
                 storage_path=str(folder / "ray_train"),
                 # `wait_for` counts the attempts: what matters is how many in a row were in vain.
-                failure_config=FailureConfig(-1 if train.max_restarts else 0),
+                failure_config=FailureConfig(-1 if self.config.train.max_restarts else 0),
             ),
             torch_config=TorchConfig(timeout_s=int(self.config.watchdog.fail_s)),
         )

@@ -51,8 +51,8 @@ def start_scorers(config: Config, num_gpus: float) -> dict[str, list[ActorHandle
             start_store(store)
         started[role] = [
             actor.options(
-                name=name, num_cpus=config.scorer.num_cpus, num_gpus=num_gpus, max_concurrency=MAX_CONCURRENCY,
-                max_restarts=-1,
+                name=name, num_cpus=config.scorer.num_cpus, num_gpus=num_gpus,
+                label_selector=config.scorer.node_labels, max_concurrency=MAX_CONCURRENCY, max_restarts=-1,
             ).remote(role, name.rpartition("/")[2], config, store)
             for name in names
         ]  # fmt: skip

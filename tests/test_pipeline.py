@@ -71,22 +71,28 @@ def test_the_executor_still_has_the_wait_that_is_shortened():
 
 
 def test_the_executor_waits_less_while_blocks_move(monkeypatch):
-    """An operator's counts are set by hand, one turn of the executor after the other."""
+    """An operator's counts are set by hand, one turn of the executor after the other, and what the turn took."""
     assert {"num_tasks_submitted", "num_task_outputs_generated"} <= set(OpRuntimeMetrics.__dataclass_fields__)
 
-    def wait_after(seconds: float, submitted: int, generated: int) -> float:
+    def wait_after(seconds: float, submitted: int, generated: int, spent: float = 0.0) -> float:
         clock[0] += seconds
+        cpu[0] += spent
         metrics = SimpleNamespace(num_tasks_submitted=submitted, num_task_outputs_generated=generated)
         callback.on_execution_step(SimpleNamespace(_topology=[SimpleNamespace(metrics=metrics)]))
         return streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S
 
-    clock, callback = [100.0], pipeline.ShortWait()
+    clock, cpu, callback = [100.0], [0.0], pipeline.ShortWait()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "thread_time", lambda: cpu[0])
     monkeypatch.setattr(streaming_executor_state, "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S", pipeline.RAY_WAIT_S)
     turns = [(0, 0, 0), (0, 3, 0), (0.9, 3, 0), (0.2, 3, 0), (9.0, 3, 1), (1.1, 3, 1)]
     waits = [wait_after(seconds * pipeline.STILL_S, *counts) for seconds, *counts in turns]
     long, short = pipeline.RAY_WAIT_S, pipeline.SHORT_WAIT_S
     assert waits == [long, short, short, long, short, long]
+    # With many blocks in flight a turn takes long, and the executor rests longer, but never longer than Ray's own.
+    assert wait_after(0.01, 4, 1, spent=0.006) == pytest.approx(pipeline.REST * 0.006)
+    assert wait_after(0.01, 5, 1, spent=0.5) == long
+    assert wait_after(0.01, 6, 1, spent=0.0001) == short
 
 
 def blocks_of(config: Config, iteration: int, heldout: list[Prompt] = []):  # noqa: B006

@@ -5,20 +5,40 @@ timed without one. Everything follows from the request's seed, so a repeated req
 """
 
 import asyncio
+import math
 import os
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from raypipe.engines.gate import Gate
+
+
+@dataclass(frozen=True)
+class LongTail:
+    """A log-normal draw: half of the values lie below `median`, few are near `most`, at which they are cut."""
+
+    median: float
+    sigma: float
+    most: float
+
+    @property
+    def mean(self) -> float:
+        """Without the cut."""
+        return self.median * math.exp(self.sigma**2 / 2)
+
+    def __call__(self, draw: random.Random) -> float:
+        return min(self.most, draw.lognormvariate(math.log(self.median), self.sigma))
 
 
 class ScriptedEngine:
     """Args:
     name: the engine's name, as in the rows.
     seconds: (shortest, longest) time of a response, drawn uniformly from the request's seed.
-    tokens: (fewest, most) tokens of a response.
+    tokens: (fewest, most) tokens of a response, or a long-tailed number of them.
+    seconds_per_token: what each token of a response adds to its time.
     vocab: token ids are drawn from range(1, vocab).
     concurrency: requests that run at the same time; the others wait.
     """
@@ -27,11 +47,13 @@ class ScriptedEngine:
         self,
         name: str,
         seconds: tuple[float, float] = (0.0, 0.0),
-        tokens: tuple[int, int] = (1, 8),
+        tokens: tuple[int, int] | LongTail = (1, 8),
+        seconds_per_token: float = 0.0,
         vocab: int = 64,
         concurrency: int = 256,
     ):
         self.name, self.seconds, self.tokens, self.vocab = name, seconds, tokens, vocab
+        self.seconds_per_token = seconds_per_token
         self.gate = Gate()
         self.slots = asyncio.Semaphore(concurrency)
         self.running: dict[str, dict[str, asyncio.Task]] = {}  # by plan and sample
@@ -57,10 +79,10 @@ class ScriptedEngine:
         async with self.slots:
             start = time.time()
             draw = random.Random(request["seed"])
-            length = draw.randint(*self.tokens)
+            length = draw.randint(*self.tokens) if isinstance(self.tokens, tuple) else math.ceil(self.tokens(draw))
             finish = "stop" if length <= request["max_tokens"] else "length"
             ids = [draw.randrange(1, self.vocab) for _ in range(min(length, request["max_tokens"]))]
-            await asyncio.sleep(draw.uniform(*self.seconds))
+            await asyncio.sleep(draw.uniform(*self.seconds) + self.seconds_per_token * len(ids))
             self.served += 1
             return self._columns(" ".join(map(str, ids)), ids, finish, "", start)
 

@@ -55,7 +55,8 @@ def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
     started = []
     for i in range(engine.count):
         shared = config.pipeline.colocate and gpus
-        place, gpu_ids = place_engine(config) if shared else ({"num_gpus": num_gpus}, [])
+        anywhere = {"num_gpus": num_gpus, "label_selector": engine.node_labels}
+        place, gpu_ids = place_engine(config) if shared else (anywhere, [])
         options = actor.options(
             name=f"{run_name}/engine-{i}",
             num_cpus=engine.num_cpus,

@@ -123,6 +123,7 @@ class GradeDispatcher:
             max_restarts=-1,
             max_concurrency=MAX_CONCURRENCY,
             scheduling_strategy="SPREAD",
+            label_selector=self.config.node_labels,
         ).remote(self.config.graders, self.config.processes, self.config.memory_mb)
         self.hosts.append(host)
         return host
