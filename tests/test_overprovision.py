@@ -1,4 +1,4 @@
-"""The stages, the reserve and scripted engines in one event loop, without Ray between them: what is cut off and when."""
+"""The stages, the reserve and scripted engines in one event loop, without Ray between them: what is cut off, when."""
 
 import asyncio
 import dataclasses
