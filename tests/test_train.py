@@ -148,7 +148,7 @@ def test_vllm_serves_the_checkpoint(workplace, first):
     assert again["reward/heldout_mean"] == pytest.approx(final["reward/heldout_mean"], abs=1e-6)
 
 
-def test_engines_and_learner_take_turns_and_extra_prompts_are_cut_off(workplace, first):
+def test_engines_and_learner_take_turns_and_extra_prompts_are_cut_off(workplace):
     """On a machine without GPUs nothing is freed, but the order is the same."""
     done = workplace.train(
         "run.name=turns", "run.iterations=3", "pipeline.colocate=true", "rollout.overprovision=0.25", "rollout.n=4",
