@@ -14,7 +14,6 @@ from typing import Any
 from raypipe.config import Config, GraderConfig, grader_actors, grader_name, importance, old_logprobs, scorer_roles
 
 CHOICES = {
-    "run.resume": ("never", "auto"),
     "model.dtype": ("auto", "float32", "bfloat16"),
     "model.attention": ("sdpa", "eager", "flash_attention_2"),
     "data.overlong": ("drop", "error"),
@@ -99,6 +98,7 @@ BOUNDS = {
     "pipeline.plans_ahead": (1, 8),
     "checkpoint.every": (0, None),
     "checkpoint.keep_last": (1, None),
+    "checkpoint.keep_every": (0, None),
     "eval.every": (0, None),
     "eval.n": (1, None),
     "eval.temperature": (0, None),

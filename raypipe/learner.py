@@ -31,6 +31,7 @@ from raypipe.feed import Feed
 from raypipe.losses import Metrics
 from raypipe.modeling import Critic, Policy, compute_dtype, learning_rate, load_critic, load_policy, row_tokens, shard
 from raypipe.objectives import mismatch, policy_objective, value_objective
+from raypipe.run_folder import RunFolder
 from raypipe.streaming import Spans, Take, stream
 from raypipe.targets import Rows, Scored
 from raypipe.weights import WeightPublisher
@@ -52,8 +53,10 @@ def learn(job: dict[str, Any]) -> None:
     config: Config = job["config"]
     rank = ray.train.get_context().get_world_rank()
     learner = Learner(config, ray.train.torch.get_device())
-    folder = Path(job["folder"]) / "checkpoints"
-    start = checkpoint.load(folder, learner)
+    folder = RunFolder(Path(job["folder"]), resumed=True)
+    restored = checkpoint.load(folder.checkpoints, learner)
+    start, notes = restored.iteration, restored.notes
+    writer = checkpoint.CheckpointWriter(folder.checkpoints, learner, folder.metrics)
     publish = publisher(learner, job["engines"], job["scorers"], config.pipeline.inflight_update)
     if start:
         publish(start)
@@ -66,11 +69,16 @@ def learn(job: dict[str, Any]) -> None:
             publish(iteration + 1)
         if is_checkpoint(config, iteration + 1):
             with spans("checkpoint"):
-                checkpoint.save(folder, iteration + 1, learner)
-        job["server"].report.remote(iteration, rank, {**record, "spans": spans.spans})
+                writer.save(iteration + 1)
+        record["metrics"] |= writer.metrics_of_writing()
+        notes += writer.notes()
+        job["server"].report.remote(iteration, rank, {**record, "spans": spans.spans, "notes": notes})
+        notes = []
     # The last plan holds no more than held-out prompts, sampled with the final weights.
     rows = [row for block in feed.rows(config.run.iterations) for row in block]
-    ray.get(job["server"].report.remote(config.run.iterations, rank, {"rows": rows, "metrics": {}, "spans": []}))
+    record = {"rows": rows, "metrics": {}, "spans": [], "notes": []}
+    ray.get(job["server"].report.remote(config.run.iterations, rank, record))
+    writer.wait()
 
 
 def publisher(

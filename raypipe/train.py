@@ -58,18 +58,32 @@ def run(config: Config, inputs: "Inputs") -> Path:
     """Trains `config.run.iterations` iterations and returns the run's folder. `inputs` is what `preflight` found."""
     import ray
 
-    from raypipe.checkpoint import trained_iterations
+    from raypipe.checkpoint_files import find_start
     from raypipe.console import Console
     from raypipe.loggers import open_loggers
+    from raypipe.memory import MemoryWatch
     from raypipe.plans import iteration_size
     from raypipe.run_folder import open_run
     from raypipe.runtime import Runtime, start_ray
     from raypipe.targets import why_not_streaming
 
     folder = open_run(config, dataclasses.asdict(config))
-    first = trained_iterations(folder.checkpoints)
+    start = find_start(folder.checkpoints)
+    first = start.iteration
+    if first > config.run.iterations:
+        raise ValueError(f"run.iterations={config.run.iterations}, but {start.path} has {first} behind it; raise it")
     folder.resume_at(first)
     console = Console(config.run.iterations, config.log.quiet)
+    for note in start.notes:
+        console.warn(note)
+    for change in folder.changes if first else ():
+        console.note(f"goes on with {change}")
+        if change.startswith(("data.", "run.seed")):
+            console.warn(
+                f"{change.partition(':')[0]} decides which prompts come when: some may come again, or not at all"
+            )
+    if start.path:
+        console.note(f"goes on from {start.path}, with {first} iterations behind it")
     tracker = open_loggers(config.log.loggers, folder, dataclasses.asdict(config), first)
     start_ray(config, sum(demand.count * demand.cpus for demand in inputs.demands))
     try:
@@ -77,10 +91,12 @@ def run(config: Config, inputs: "Inputs") -> Path:
             console.note(f"the learner waits for an iteration's last sample before it trains: {reason}")
         with Runtime(config, inputs) as runtime:
             runtime.start_learner(folder.path)
+            memory = MemoryWatch()
             end, bad_steps = 0.0, 0
             for iteration in range(first, config.run.iterations + 1):
                 records = follow(runtime, console, iteration, iteration_size(config, iteration, inputs.heldout_count))
-                end, metrics = write_down(config, folder, console, tracker, iteration, records, end)
+                held = memory.read()
+                end, metrics = write_down(config, folder, console, tracker, iteration, records, end, held)
                 bad_steps = stop_if_steps_fail(config, iteration, metrics, bad_steps)
             runtime.finish()
         console.summary([f"run folder: {folder.path}", f"look at it: python -m raypipe.report {folder.path}"])
@@ -105,13 +121,13 @@ def follow(runtime: "Runtime", console: "Console", iteration: int, samples: int)
 
 def write_down(
     config: Config, folder: "RunFolder", console: "Console", tracker: "Tracker", iteration: int,
-    records: list[dict[str, Any]], begin: float,
+    records: list[dict[str, Any]], begin: float, memory: dict[str, float],
 ) -> tuple[float, dict[str, float]]:  # fmt: skip
     """Writes an iteration's metrics, samples and timeline; returns when it ended, in seconds since the epoch, and the
     metrics.
 
     An iteration lasts from the end of the one before (`begin`) to the end of its weight update, so that their wall
-    times add up to the run's.
+    times add up to the run's. `memory`: metrics of what the processes hold.
     """
     from raypipe.metrics import iteration_metrics
     from raypipe.samples import pick, write_samples
@@ -128,12 +144,15 @@ def write_down(
     end = max(span.end for span in found)
     # Held-out samples may be done while the learner still writes a checkpoint, within the iteration before.
     summary = summarize(rows, spans, (begin if 0 < begin < end else found[0].start, end))
-    metrics = iteration_metrics(iteration, rows, records[0]["metrics"], iteration, summary)
+    metrics = iteration_metrics(iteration, rows, records[0]["metrics"] | memory, iteration, summary)
     folder.append_metrics(metrics)
     folder.append_stages(iteration, summary)
-    write_samples(folder.samples(iteration), rows, config.log.samples)
+    # What a step that was skipped has seen is all kept, to be looked into.
+    write_samples(folder.samples(iteration), rows, len(rows) if skipped_steps(metrics) else config.log.samples)
     tracker.log(iteration, metrics, pick(rows, config.log.samples))
     console.end_iteration(metrics)
+    for note in records[0]["notes"]:
+        console.warn(note)
     if iteration in config.log.timelines or iteration == config.run.iterations - 1:
         draw(folder.timeline(iteration, ".png"), found, summary, f"{config.run.name}, iteration {iteration}")
         write_trace(folder.timeline(iteration, ".json"), found)
@@ -148,16 +167,21 @@ def write_down(
     return max(begin, end), metrics
 
 
+def skipped_steps(metrics: dict[str, float]) -> int:
+    return int(metrics.get("train/skipped_steps", 0) + metrics.get("critic/skipped_steps", 0))
+
+
 def stop_if_steps_fail(config: Config, iteration: int, metrics: dict[str, float], bad_steps: int) -> int:
     """Steps that were skipped in a row, `bad_steps` of them before this iteration; raises ValueError when they are more
     than train.max_bad_steps."""
-    skipped = int(metrics.get("train/skipped_steps", 0) + metrics.get("critic/skipped_steps", 0))
+    skipped = skipped_steps(metrics)
     bad_steps = bad_steps + skipped if skipped else 0
     if bad_steps > config.train.max_bad_steps:
         raise ValueError(
             f"iteration {iteration}: {bad_steps} optimizer steps in a row were skipped, over "
             f"train.max_bad_steps={config.train.max_bad_steps}: their loss or gradient was not finite; look at the "
-            "samples of these iterations, lower train.lr, or use model.dtype=float32"
+            f"samples, of which samples/it_{iteration:06d}.jsonl holds all, lower train.lr, or use "
+            "model.dtype=float32"
         )
     return bad_steps
 

@@ -1,11 +1,16 @@
 """When grading or optimizer steps fail so often that the run stops."""
 
 import json
+import random
 
 import pytest
+from simulated_runs import T, simulated_rows
 
-from raypipe.config import Config, GradeConfig, TrainConfig
-from raypipe.train import stop_if_grading_fails, stop_if_steps_fail
+from raypipe.config import Config, GradeConfig, LogConfig, RunConfig, TrainConfig
+from raypipe.console import Console
+from raypipe.loggers import Tracker
+from raypipe.run_folder import RunFolder, read_lines
+from raypipe.train import stop_if_grading_fails, stop_if_steps_fail, write_down
 
 
 def row(*statuses, finish_reason="stop"):
@@ -56,3 +61,17 @@ def test_skipped_steps_stop_the_run_when_there_are_too_many_in_a_row():
     assert stop_if_steps_fail(config, 4, bad, bad_steps=1) == 3
     with pytest.raises(ValueError, match="iteration 5: 4 optimizer steps in a row .* train.max_bad_steps=3"):
         stop_if_steps_fail(config, 5, {"train/skipped_steps": 1.0, "critic/skipped_steps": 1.0}, bad_steps=2)
+
+
+@pytest.mark.parametrize("metric", ["train/skipped_steps", "critic/skipped_steps"])
+def test_all_samples_of_a_skipped_step_are_kept_though_none_is_asked_for(tmp_path, metric):
+    config = Config(run=RunConfig(name="run", iterations=4), log=LogConfig(samples=0, timelines=[]))
+    folder = RunFolder(tmp_path, resumed=False)
+    (tmp_path / "samples").mkdir()
+    rows = simulated_rows(random.Random(0), 0, T, ("math",), 0.5, hostile=False)
+    console = Console(4, quiet=True)
+    for iteration, skipped in enumerate([0.0, 1.0]):
+        record = {"rows": rows, "spans": [], "metrics": {metric: skipped}, "notes": []}
+        write_down(config, folder, console, Tracker(lambda *_: None, lambda: None), iteration, [record], T, {})
+        kept = [line["sample_id"] for line in read_lines(folder.samples(iteration))]
+        assert sorted(kept) == (sorted(row["sample_id"] for row in rows) if skipped else [])
