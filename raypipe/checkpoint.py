@@ -74,7 +74,7 @@ class CheckpointWriter:
     def save(self, iteration: int) -> None:
         """Begins to write `step_{iteration}`; `iteration` iterations have been trained. Returns when the learner may
         change again. Waits for the checkpoint before, of which a failure is told in `notes`."""
-        self._join()
+        self.wait()
         self.failure = ""  # told already
         if self.rank == 0:
             clear_partials(self.folder)
@@ -87,15 +87,11 @@ class CheckpointWriter:
         )
         self.thread.start()
 
-    def wait(self) -> None:
-        """Returns when nothing is being written. Raises RuntimeError if the last checkpoint could not be."""
-        self._join()
-        if self.failure:
-            raise RuntimeError(self.failure)
-
-    def _join(self) -> None:
+    def wait(self) -> str:
+        """Returns when nothing is being written: what the last checkpoint failed with, or nothing."""
         if self.thread:
             self.thread.join()
+        return self.failure
 
     def notes(self) -> list[str]:
         """What the user should know of checkpoints since the last call; rank 0 has it."""
@@ -133,7 +129,12 @@ class CheckpointWriter:
 
     def _wait_for_metrics(self, iteration: int) -> None:
         deadline = time.monotonic() + METRICS_PATIENCE_S
-        while self.metrics and last_iteration(self.metrics) < iteration - 1 and time.monotonic() < deadline:
+        while (
+            self.metrics
+            and last_iteration(self.metrics) < iteration - 1
+            and not self.learner.stopping()  # then the driver writes them when the learner has ended
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.05)
 
 
@@ -144,7 +145,8 @@ def save(folder: Path, iteration: int, learner: "Learner") -> Path:
     """
     writer = CheckpointWriter(folder, learner)
     writer.save(iteration)
-    writer.wait()
+    if failure := writer.wait():
+        raise RuntimeError(failure)
     dist.barrier()
     return folder / f"step_{iteration}"
 

@@ -77,5 +77,5 @@ def train(model: Path, folder: Path) -> None:
         if is_checkpoint(config, iteration + 1):
             writer.save(iteration + 1)
         run.append_metrics({"iteration": iteration, **{k: v for k, v in metrics.items() if math.isfinite(v)}})
-    writer.wait()
+    assert writer.wait() == ""
     np.savez(folder.with_suffix(".npz"), **parameters(learner.policy))

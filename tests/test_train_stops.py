@@ -10,7 +10,7 @@ from raypipe.config import Config, GradeConfig, LogConfig, RunConfig, TrainConfi
 from raypipe.console import Console
 from raypipe.loggers import Tracker
 from raypipe.run_folder import RunFolder, read_lines
-from raypipe.train import stop_if_grading_fails, stop_if_steps_fail, write_down
+from raypipe.train import stop_if_grading_fails, stop_if_most_fail, stop_if_steps_fail, write_down
 
 
 def row(*statuses, finish_reason="stop"):
@@ -39,6 +39,12 @@ def test_past_it_the_run_stops_with_the_commonest_error():
     with pytest.raises(ValueError, match="iteration 3: the grader 'math' failed for 6 of 10 samples, over "
                        "grade.max_failed_fraction=0.5; .*commonest error: error: KeyError: 'key'"):  # fmt: skip
         check(rows)
+
+
+def test_samples_that_were_cut_off_do_not_hide_a_broken_grader():
+    surplus = {"finish_reason": "surplus", "grade_status": "abstain", "grades": "[]"}
+    with pytest.raises(ValueError, match="the grader 'math' failed for 2 of 3 samples"):
+        check([row("math crash")] * 2 + [row("math ok")] + [surplus] * 9)
 
 
 def test_a_broken_grader_of_a_few_samples_is_found_once_they_are_enough():
@@ -71,7 +77,20 @@ def test_all_samples_of_a_skipped_step_are_kept_though_none_is_asked_for(tmp_pat
     rows = simulated_rows(random.Random(0), 0, T, ("math",), 0.5, hostile=False)
     console = Console(4, quiet=True)
     for iteration, skipped in enumerate([0.0, 1.0]):
-        record = {"rows": rows, "spans": [], "metrics": {metric: skipped}, "notes": []}
-        write_down(config, folder, console, Tracker(lambda *_: None, lambda: None), iteration, [record], T, {})
+        record = {"rows": rows, "spans": [], "metrics": {metric: skipped}}
+        write_down(config, folder, console, Tracker(lambda *_: None, lambda: None), iteration, [record], T)
         kept = [line["sample_id"] for line in read_lines(folder.samples(iteration))]
         assert sorted(kept) == (sorted(row["sample_id"] for row in rows) if skipped else [])
+
+
+def test_an_engine_or_scorer_that_fails_at_most_samples_stops_the_run():
+    config = Config(grade=GradeConfig(max_failed_fraction=0.5))
+    fine = {"finish_reason": "stop", "generate_error": "", "score_error": ""}
+    not_made = {"finish_reason": "failed", "generate_error": "ValueError: too long", "score_error": ""}
+    not_scored = fine | {"score_error": "OutOfMemoryError"}
+    stop_if_most_fail(config, 0, [fine] * 5 + [not_made] * 5)
+    stop_if_most_fail(config, 0, [fine] * 5 + [not_scored] * 5)
+    with pytest.raises(ValueError, match="iteration 1: generation failed for 6 of 10 .* error: ValueError: too long"):
+        stop_if_most_fail(config, 1, [fine] * 4 + [not_made] * 6)
+    with pytest.raises(ValueError, match="iteration 1: scoring failed for 6 of 10 samples.* error: OutOfMemoryError"):
+        stop_if_most_fail(config, 1, [fine] * 4 + [not_scored] * 6)

@@ -93,11 +93,11 @@ def scripted(folder: Path, iterations: int) -> list[dict[str, float]]:
             assert len(rows) == PROMPTS * SAMPLES
             now = time.time()
             span = {"lane": "learner-0", "name": "train", "start": now, "end": now}
-            record = {"rows": rows, "spans": [span], "metrics": {}, "notes": []}
+            record = {"rows": rows, "spans": [span], "metrics": memory.read()}
             run.open_gates(iteration + 1)
-            run.server.report.remote(iteration, 0, None)
-            ray.get(run.server.take_reports.remote(iteration, 30.0))
-            end, _ = write_down(config, run_folder, console, tracker, iteration, [record], end, memory.read())
+            run.server.report.remote(0, iteration, 0, record)
+            records = ray.get(run.server.told.remote(iteration, 0, 60.0)).records
+            end, _ = write_down(config, run_folder, console, tracker, iteration, records, end)
     ray.shutdown()
     return run_folder.read_metrics()
 
