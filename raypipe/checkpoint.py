@@ -228,26 +228,36 @@ def load(folder: Path, learner: "Learner") -> Restored:
     Raises:
         RuntimeError: there are some, and none can be read.
     """
-    found, notes = candidates(folder)
+    found, notes = learner.gather(candidates(folder))[0]  # as rank 0 sees them
     for path in found:
-        try:
-            progress = read_progress(path)
-            _load_state(path, learner)
-            problem = ""
-        except (Exception, CheckpointException) as error:
-            problem = f"{path} is passed over: {first_cause(error)}"
-        if problems := list(filter(None, learner.gather(problem))):
-            notes.append(problems[0])
-            continue
-        learner.kl_coef = progress["kl_coef"]
-        return Restored(progress["iteration"], notes)
+        read, problem = _together(learner, _read, path)
+        if not problem:
+            _, problem = _together(learner, _load_state, path, learner, read[1])
+        if not problem:
+            learner.kl_coef = read[0]["kl_coef"]
+            return Restored(read[0]["iteration"], notes)
+        notes.append(f"{path} is passed over: {problem}")
     if found:
         raise RuntimeError(f"no checkpoint in {folder} can be loaded: {'; '.join(notes)}")
     return Restored(0, notes)
 
 
-def _load_state(path: Path, learner: "Learner") -> None:
-    written = dcp.FileSystemReader(path / "state").read_metadata().state_dict_metadata
+def _together(learner: "Learner", call: Callable[..., Any], *args: Any) -> tuple[Any, str]:
+    """Calls on all ranks: what this one's call returned, and what that of any rank failed with."""
+    returned, problem = None, ""
+    try:
+        returned = call(*args)
+    except (Exception, CheckpointException) as error:
+        problem = first_cause(error)
+    return returned, next(filter(None, learner.gather(problem)), "")
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """progress.json, and what is known of each value in `state`, by its key."""
+    return read_progress(path), dcp.FileSystemReader(path / "state").read_metadata().state_dict_metadata
+
+
+def _load_state(path: Path, learner: "Learner", written: dict[str, Any]) -> None:
     parts: dict[str, Any] = {}
     for name, trainee in trainees_of(learner).items():
         if any(key.startswith(f"{name}.optimizer.") for key in written):
@@ -257,9 +267,9 @@ def _load_state(path: Path, learner: "Learner") -> None:
             parts[name] = {"model": get_model_state_dict(trainee.module)}
     # A rank that was not there when it was written goes on with the generators that it has.
     own = f"random.{dist.get_rank()}."
-    saved: dict[str, Any] = {key.removeprefix(own): value for key, value in written.items() if key.startswith(own)}
+    saved = {key.removeprefix(own): value for key, value in written.items() if key.startswith(own)}
     generators = {name: torch.empty(value.size, dtype=value.properties.dtype) for name, value in saved.items()}
-    found = {**parts, "random": {str(dist.get_rank()): generators}}
+    found = parts | ({"random": {str(dist.get_rank()): generators}} if generators else {})
     dcp.load(found, checkpoint_id=path / "state", process_group=learner.control)
     for name, part in parts.items():
         _restore(trainees_of(learner)[name], part)

@@ -37,7 +37,7 @@ class Workplace:
             "rollout": {"n": 8, "max_response_length": 32},
             "engine": {"max_num_seqs": 32},  # two waves, so that one is graded while the other is made
             "grade": {"graders": [{"path": f"{ROOT}/tests/toy_graders.py:LetterGrader",
-                                   "kwargs": {"api_key": "${oc.env:TOY_API_KEY}"}}], "processes": 1},
+                                   "kwargs": {"api_key": "${oc.env:TOY_API_KEY,''}"}}], "processes": 1},
             "train": {"lr": 2e-2, "micro_batch_tokens": 4096},
             "checkpoint": {"every": 4, "keep_last": 2},
             "log": {"dashboard": False, "timelines": [1]},

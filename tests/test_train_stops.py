@@ -10,7 +10,7 @@ from raypipe.config import Config, GradeConfig, LogConfig, RunConfig, TrainConfi
 from raypipe.console import Console
 from raypipe.loggers import Tracker
 from raypipe.run_folder import RunFolder, read_lines
-from raypipe.train import stop_if_grading_fails, stop_if_most_fail, stop_if_steps_fail, write_down
+from raypipe.train import stop_if_grading_fails, stop_if_most_fail, stop_if_steps_fail, stop_if_unsaved, write_down
 
 
 def row(*statuses, finish_reason="stop"):
@@ -94,3 +94,11 @@ def test_an_engine_or_scorer_that_fails_at_most_samples_stops_the_run():
         stop_if_most_fail(config, 1, [fine] * 4 + [not_made] * 6)
     with pytest.raises(ValueError, match="iteration 1: scoring failed for 6 of 10 samples.* error: OutOfMemoryError"):
         stop_if_most_fail(config, 1, [fine] * 4 + [not_scored] * 6)
+
+
+def test_a_last_checkpoint_that_could_not_be_written_is_an_error_of_the_run():
+    stop_if_unsaved([{"unsaved": ""}, {"unsaved": ""}])
+    with pytest.raises(ValueError, match="its last checkpoint step_9 could not .*No space left.* run.resume=auto"):
+        stop_if_unsaved(
+            [{"unsaved": "checkpoint step_9 could not be written: No space left on device"}, {"unsaved": ""}]
+        )
