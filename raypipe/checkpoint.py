@@ -1,8 +1,7 @@
-"""Checkpoints: the state to go on from, and the models in Hugging Face form.
+"""Checkpoints: the state to go on from.
 
-In: a learner. Out: `checkpoints/step_N/` with `hf/` (the policy; loads with `from_pretrained` and in vLLM), `critic/`
-and `adapter/` where there are any, and `state/` (torch distributed checkpoint: models, optimizers, random number
-generators; loads on any number of ranks). What else there is to go on from follows from the number of iterations in
+In: a learner. Out: `checkpoints/step_N/` with `state/` (torch distributed checkpoint: models, optimizers, random number
+generators; loads on any number of ranks), and beside it the models in Hugging Face form (`export.py`). What else there is to go on from follows from the number of iterations in
 `progress.json`: the prompts, the learning rate, the metrics' last line.
 
 Decision: training waits only while each rank copies its part to the CPU. A thread on each rank writes the copy; when
@@ -11,8 +10,6 @@ all have, rank 0 makes a checkpoint of it (`checkpoint_files.commit`), and until
 that cannot be written costs itself only: the run says so and goes on, unless it was the last.
 """
 
-import copy
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
@@ -34,13 +30,10 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from raypipe.checkpoint_files import candidates, clear_partials, commit, partial_folder, read_progress
-from raypipe.lora import save_adapters
+from raypipe.export import exports_of
 from raypipe.run_folder import last_iteration
-from raypipe.weights import iterate_full_parameters
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from raypipe.learner import Learner, Trainee
 
 # Seconds that a whole checkpoint waits for the metrics of its last iteration, see `CheckpointWriter`.
@@ -171,46 +164,6 @@ def state_of(learner: "Learner") -> dict[str, Any]:
     if learner.device.type == "cuda":
         generators["cuda"] = torch.cuda.get_rng_state(learner.device)
     return {**parts, "random": {str(dist.get_rank()): generators}}
-
-
-def exports_of(learner: "Learner", target: Path, write: bool) -> list[Callable[[], None]]:
-    """Functions that write the models to `target` in Hugging Face form, without the learner; all ranks call this, one
-    of them with `write`, and it alone gets any."""
-    model = learner.config.model
-    exports = [export(target / "hf", learner.policy.module.model, model.path, model.path, write)]
-    if learner.critic:
-        source = learner.config.critic.path or model.path
-        exports.append(export(target / "critic", learner.critic.module.model, source, model.path, write))
-    if model.lora_rank:
-        exports.append(save_adapters(learner.policy.module.model, target / "adapter", model, write))
-    return exports if write else []
-
-
-def export(target: Path, model: "PreTrainedModel", source: str, tokenizer: str, write: bool) -> Callable[[], None]:
-    """Takes whole weights, LoRA merged, in the dtype of the model in `source`; the function that it returns saves them
-    with config and tokenizer.
-
-    All ranks call it, one of them with `write`; it alone holds the weights, on CPU.
-    """
-    config = json.loads((Path(source) / "config.json").read_text())
-    dtype = getattr(torch, config.get("dtype") or config.get("torch_dtype") or "float32")
-    weights: dict[str, Tensor] = {}
-    for name, tensor in iterate_full_parameters(model):
-        if write:
-            weights[name] = tensor.to("cpu", dtype, copy=True).contiguous()
-
-    def save() -> None:
-        from transformers import AutoTokenizer
-
-        # A model of the same kind without weights, since the learner's own is at work: FSDP swaps its parameters.
-        with torch.device("meta"):
-            empty = type(model)(copy.deepcopy(model.config)).to(dtype)
-        if model.can_generate():
-            empty.generation_config = model.generation_config
-        empty.save_pretrained(target, state_dict=weights)
-        AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False, local_files_only=True).save_pretrained(target)
-
-    return save
 
 
 @dataclass(frozen=True)
