@@ -1,8 +1,9 @@
 """Checkpoints: the state to go on from.
 
 In: a learner. Out: `checkpoints/step_N/` with `state/` (torch distributed checkpoint: models, optimizers, random number
-generators; loads on any number of ranks), and beside it the models in Hugging Face form (`export.py`). What else there is to go on from follows from the number of iterations in
-`progress.json`: the prompts, the learning rate, the metrics' last line.
+generators; loads on any number of ranks), and beside it the models in Hugging Face form (`export.py`). What else there
+is to go on from follows from the number of iterations in `progress.json`: the prompts, the learning rate, the metrics'
+last line.
 
 Decision: training waits only while each rank copies its part to the CPU. A thread on each rank writes the copy; when
 all have, rank 0 makes a checkpoint of it (`checkpoint_files.commit`), and until then the ones before are the newest.

@@ -1,5 +1,5 @@
-"""Models in Hugging Face form: `hf/` (the policy; loads with `from_pretrained` and in vLLM), `critic/` (likewise, with a
-value head) and `adapter/` (peft's) of a checkpoint, where there are any.
+"""Models in Hugging Face form: a checkpoint's `hf/` (the policy; loads with `from_pretrained` and in vLLM), and where
+there are any `critic/` (likewise, with a value head) and `adapter/` (as peft has it).
 
 In: a learner. Out: functions that write its models as they are now. Decision: taking the weights and writing them are
 two steps, since all ranks take part in the first, and training goes on during the second.
