@@ -29,6 +29,7 @@ CHOICES = {
     "algorithm.old_logprobs": ("auto", "engine", "scorer", "learner"),
     "algorithm.tis": ("auto", "off", "token", "sequence"),
     "algorithm.loss_agg": ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "dr_grpo"),
+    "pipeline.stages.after": ("generate", "grade", "score"),
     "train.lr_schedule": ("constant", "linear", "cosine"),
 }
 # Inclusive bounds; the name of a bound that is left out is None.
@@ -97,6 +98,7 @@ BOUNDS = {
     "train.threads": (0, None),
     "pipeline.max_staleness": (0, 8),
     "pipeline.plans_ahead": (1, 8),
+    "pipeline.stages.actors": (1, None),
     "checkpoint.every": (0, None),
     "checkpoint.keep_last": (1, None),
     "eval.every": (0, None),

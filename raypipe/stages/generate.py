@@ -25,7 +25,7 @@ class Generate:
     engines: names of the engine actors.
     plan: key of the plan; `abort(plan)` on an engine ends all that it asked for.
     sampling: sampling settings by the row's `purpose`, e.g. {"train": {"temperature": 1.0, ...}}.
-    listener: name of an actor whose `hint` is called with each finished sample (`rows.to_grade`).
+    listener: name of an actor whose `hint` is called with each finished sample (`rows.to_grade`); empty: there is none.
     reserve: name of the actor that knows which prompts in reserve are needed; empty: there is no reserve.
     attempts: how many engines a sample may try when engines die under it.
     """
@@ -35,7 +35,7 @@ class Generate:
         attempts: int = 3,
     ):  # fmt: skip
         self.engines = {name: ray.get_actor(name) for name in engines}
-        self.listener = ray.get_actor(listener)
+        self.listener = ray.get_actor(listener) if listener else None
         self.reserve = ray.get_actor(reserve) if reserve else None
         self.plan = plan
         self.sampling = sampling
@@ -52,7 +52,8 @@ class Generate:
         if self.reserve and row["reserve"] >= 0 and not await self.reserve.needed.remote(self.plan, row["reserve"]):
             return nothing("unused", "", "", time.time())
         generated = await self._generate(row)
-        self.listener.hint.remote(to_grade(row | generated, self.plan))
+        if self.listener:
+            self.listener.hint.remote(to_grade(row | generated, self.plan))
         return generated
 
     async def _generate(self, row: dict[str, Any]) -> dict[str, Any]:
