@@ -5,18 +5,20 @@ mini-batches as all their groups are. Pure; the learner exchanges, this counts.
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from raypipe.targets import Scored
+if TYPE_CHECKING:  # it imports torch, which who only counts need not
+    from raypipe.targets import Scored
 
 
 def mini_batch_of(place: int, groups: int, mini_batches: int) -> int:
-    """Which mini-batch the prompt at `place` of `groups` belongs to."""
-    return place * mini_batches // groups
+    """Which mini-batch the prompt at `place` of `groups` belongs to; one past them, of the reserve, to the last."""
+    return min(place * mini_batches // groups, mini_batches - 1)
 
 
 class Arrivals:
     """Args:
-    groups: prompts of the iteration; they are numbered from 0.
+    groups: prompts of the iteration; they are numbered from 0. (Without mini-batches any numbers will do.)
     mini_batches: into which they are divided, by number.
     """
 
@@ -31,7 +33,7 @@ class Arrivals:
         """Which mini-batch a prompt belongs to."""
         return mini_batch_of(group_id, self.groups, self.mini_batches)
 
-    def add(self, samples: Iterable[Scored], ended: bool) -> list[Scored]:
+    def add(self, samples: "Iterable[Scored]", ended: bool) -> "list[Scored]":
         """Takes in samples of all ranks; returns those of the groups that this makes complete.
 
         Args:

@@ -4,6 +4,7 @@ Each key's `doc` is its comment here, its line in `--help` and its row in the RE
 from a YAML file and `key=value` arguments, `config_checks.py` says which values are right. Imports nothing heavy.
 """
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,11 @@ class RolloutConfig:
     reserve_prompts: int = key(
         0, "dynamic sampling: further prompts an iteration that may replace those whose samples all have one score"
     )
+    overprovision: float = key(
+        0.0,
+        "further prompts an iteration, as a fraction of data.train_batch_size, that start with the others; once "
+        "train_batch_size are graded the rest is cut off: no wait for stragglers, but a bias towards short responses",
+    )
     samples_per_block: int = key(
         0, "samples of one prompt that travel to the learner together, 1 to rollout.n; 0: all; grading never waits"
     )
@@ -78,11 +84,18 @@ class EngineConfig:
     tensor_parallel_size: int = key(1, "GPUs (or CPU workers) of one engine")
     num_gpus: float = key(-1.0, "GPUs that each engine reserves; -1: tensor_parallel_size where there are GPUs, else 0")
     num_cpus: float = key(1.0, "CPUs that each engine reserves")
+    node_labels: dict[str, str] = key(
+        {}, "labels of the cluster's nodes that engines run on, e.g. {ray.io/accelerator-type: H100}; see Placement"
+    )
     dtype: str = key("auto", "engine parameters: auto (as the learner computes) | float32 | bfloat16")
     gpu_memory_utilization: float = key(0.85, "part of a GPU's memory that vLLM takes")
     kv_cache_gib: float = key(1.0, "KV cache of an engine on CPU, GiB")
     max_num_seqs: int = key(256, "requests that one engine runs at the same time")
     enforce_eager: bool = key(False, "no CUDA graphs (nor torch.compile): slower, starts faster; CPU is always eager")
+    sleep_level: int = key(
+        2,
+        "weights of a sleeping engine (pipeline.colocate): 1: to host memory | 2: dropped; new ones come anyway",
+    )
     weight_transfer: str = key("auto", "how weights reach engines: auto | nccl (GPU) | object_store (any device)")
     max_mismatch_kl: float = key(0.05, "alarm when learner and engines disagree by more, in nats of KL per token")
 
@@ -105,9 +118,10 @@ class GradeConfig:
     graders: list[GraderConfig] = key([], "graders; a sample's score is the weighted sum over those of its data source")
     workers: str = key("1", "grader actors: a number, or min..max scaled by Ray Data")
     processes: int = key(2, "child processes of each grader actor; each reserves one CPU where there are enough")
+    node_labels: dict[str, str] = key({}, "labels of the nodes that graders run on, e.g. {pool: cpu}")
     memory_mb: int = key(4096, "memory that a child process may hold before it is killed, MiB")
     max_failed_fraction: float = key(
-        0.5, "stop the run when grading, or one grader, fails on a larger part of its samples"
+        0.5, "stop the run when an engine, a scorer, grading or one grader fails on a larger part of its samples"
     )
     async_concurrency: int = key(64, "calls of async graders in flight in the whole run")
     async_rate: float = key(0.0, "calls of async graders started per second in the whole run; 0: no limit")
@@ -168,6 +182,7 @@ class ScorerConfig:
     count: int = key(1, "scorers of each kind that the algorithm needs: reference, policy at rollout, critic")
     num_gpus: float = key(-1.0, "GPUs that each scorer reserves; -1: 1 where there are GPUs, else 0")
     num_cpus: float = key(1.0, "CPUs that each scorer reserves")
+    node_labels: dict[str, str] = key({}, "labels of the nodes that scorers run on")
     micro_batch_tokens: int = key(16384, "tokens (prompt and response) of one forward pass")
 
 
@@ -176,6 +191,7 @@ class TrainConfig:
     ranks: int = key(1, "learner processes of the Ray Train FSDP group")
     gpus_per_rank: float = key(-1.0, "GPUs of a rank; -1: 1 where there are GPUs, else 0")
     cpus_per_rank: float = key(1.0, "CPUs that a rank reserves")
+    node_labels: dict[str, str] = key({}, "labels of the nodes that learner ranks run on")
     lr: float = key(1e-6, "peak learning rate of AdamW")
     lr_schedule: str = key("constant", "after warm-up: constant | linear | cosine, down to 0 at the last iteration")
     lr_warmup: int = key(0, "iterations over which the learning rate rises from 0")
@@ -184,6 +200,9 @@ class TrainConfig:
     beta2: float = key(0.95, "AdamW beta2")
     grad_clip: float = key(1.0, "largest norm of the gradient")
     max_bad_steps: int = key(10, "stop after so many steps in a row were skipped, their gradients not being finite")
+    max_restarts: int = key(
+        3, "times in a row that the learner may be started again, from the last checkpoint, with no iteration between"
+    )
     mini_batches: int = key(1, "optimizer steps an iteration and epoch; divides data.train_batch_size")
     epochs: int = key(1, "passes over an iteration's samples")
     micro_batch_tokens: int = key(8192, "tokens (prompt and response) of one forward and backward pass")
@@ -210,10 +229,23 @@ class PipelineConfig:
     inflight_update: bool = key(
         False, "running requests go on with new weights; false: they finish first (differs where max_staleness > 0)"
     )
+    colocate: bool = key(
+        False, "engines and learner take turns on the same GPUs: engines sleep while the learner trains; one rank a GPU"
+    )
     plans_ahead: int = key(
         1, "plans that are open behind the one at work, max_staleness at least; more where iterations take few seconds"
     )
     stages: list[StageConfig] = key([], "stages of your own in the plan, in their order")
+
+
+@dataclass(frozen=True)
+class WatchdogConfig:
+    stall_s: float = key(300.0, "seconds without any progress after which the log says who waits for what")
+    fail_s: float = key(3600.0, "seconds without any progress after which the run saves its state and ends")
+    sample_s: float = key(
+        1800.0, "seconds that a sample may take in an engine or scorer; then it is made once more, then marked failed"
+    )
+    stop_s: float = key(15.0, "seconds that the learner has for its checkpoint after Ctrl-C or SIGTERM")
 
 
 @dataclass(frozen=True)
@@ -257,6 +289,7 @@ class Config:
     scorer: ScorerConfig = section(ScorerConfig)
     train: TrainConfig = section(TrainConfig)
     pipeline: PipelineConfig = section(PipelineConfig)
+    watchdog: WatchdogConfig = section(WatchdogConfig)
     checkpoint: CheckpointConfig = section(CheckpointConfig)
     eval: EvalConfig = section(EvalConfig)
     log: LogConfig = section(LogConfig)
@@ -279,6 +312,16 @@ def importance(config: Config) -> str:
 def heldout_response_length(config: Config) -> int:
     """Longest response in tokens of a held-out sample."""
     return config.eval.max_response_length or config.rollout.max_response_length
+
+
+def extra_prompts(config: Config) -> int:
+    """Prompts of an iteration past train_batch_size that `rollout.overprovision` asks for."""
+    return math.ceil(round(config.rollout.overprovision * config.data.train_batch_size, 6))
+
+
+def reserve_size(config: Config) -> int:
+    """Prompts in an iteration's reserve: those that start at once (`extra_prompts`), then those that wait."""
+    return extra_prompts(config) + config.rollout.reserve_prompts
 
 
 def scorer_roles(config: Config) -> tuple[str, ...]:

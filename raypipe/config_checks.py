@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.config import Config, GraderConfig, grader_actors, grader_name, importance, old_logprobs, scorer_roles
+from raypipe.placement import check_labels
 
 CHOICES = {
     "run.resume": ("never", "auto"),
@@ -44,6 +45,7 @@ BOUNDS = {
     "rollout.temperature": (0.01, None),
     "rollout.top_p": (0.01, 1),
     "rollout.reserve_prompts": (0, None),
+    "rollout.overprovision": (0, 4),
     "rollout.samples_per_block": (0, None),
     "engine.count": (1, None),
     "engine.tensor_parallel_size": (1, None),
@@ -52,6 +54,7 @@ BOUNDS = {
     "engine.gpu_memory_utilization": (0.05, 1),
     "engine.kv_cache_gib": (0.1, None),
     "engine.max_num_seqs": (1, None),
+    "engine.sleep_level": (1, 2),
     "engine.max_mismatch_kl": (0, None),
     "grade.graders.max_batch": (1, None),
     "grade.graders.timeout_s": (0.01, None),
@@ -92,6 +95,7 @@ BOUNDS = {
     "train.beta2": (0, 1),
     "train.grad_clip": (0, None),
     "train.max_bad_steps": (0, None),
+    "train.max_restarts": (0, None),
     "train.mini_batches": (1, None),
     "train.epochs": (1, None),
     "train.micro_batch_tokens": (1, None),
@@ -99,6 +103,10 @@ BOUNDS = {
     "pipeline.max_staleness": (0, 8),
     "pipeline.plans_ahead": (1, 8),
     "pipeline.stages.actors": (1, None),
+    "watchdog.stall_s": (1, None),
+    "watchdog.fail_s": (1, None),
+    "watchdog.sample_s": (0.1, None),
+    "watchdog.stop_s": (0, 600),
     "checkpoint.every": (0, None),
     "checkpoint.keep_last": (1, None),
     "eval.every": (0, None),
@@ -128,6 +136,8 @@ def check(config: Config) -> None:
         if (low is not None and value < low) or (high is not None and value > high):
             span = f"at least {low}" if high is None else f"between {low} and {high}"
             raise ValueError(f"{name}={value} is out of range; it must be {span}")
+        if name.endswith(".node_labels"):
+            check_labels(name, value)
 
 
 def check_across(config: Config) -> None:
@@ -146,6 +156,12 @@ def check_across(config: Config) -> None:
             f"train.mini_batches={train.mini_batches} does not divide data.train_batch_size={data.train_batch_size}; "
             "each optimizer step takes the same number of prompts: use a divisor"
         )
+    if rollout.overprovision and rollout.samples_per_block not in (0, rollout.n):
+        raise ValueError(
+            f"rollout.overprovision={rollout.overprovision:g} with rollout.samples_per_block="
+            f"{rollout.samples_per_block}: a group is cut off as a whole, so its samples travel together; set "
+            "rollout.samples_per_block to 0"
+        )
     longest = data.max_prompt_length + rollout.max_response_length
     if train.micro_batch_tokens < longest:
         raise ValueError(
@@ -153,6 +169,39 @@ def check_across(config: Config) -> None:
             f"+ rollout.max_response_length = {longest}; raise it to at least {longest}"
         )
     check_algorithm(config)
+    if config.pipeline.colocate:
+        check_colocated(config)
+
+
+def check_colocated(config: Config) -> None:
+    """Raises ValueError at the first value that keeps engines and learner from taking turns on the same GPUs."""
+    engine, train, scorer = config.engine, config.train, config.scorer
+    if config.pipeline.max_staleness:
+        raise ValueError(
+            f"pipeline.max_staleness={config.pipeline.max_staleness} with pipeline.colocate: engines sleep while the "
+            "learner trains, so nothing is generated then; set it to 0, or give engines GPUs of their own"
+        )
+    for name, value in (("engine.num_gpus", engine.num_gpus), ("train.gpus_per_rank", train.gpus_per_rank)):
+        if value >= 0:
+            raise ValueError(
+                f"{name}={value:g} with pipeline.colocate, which shares each GPU between an engine and a rank by "
+                f"itself; leave {name} out"
+            )
+    gpus = engine.count * engine.tensor_parallel_size
+    if train.ranks != gpus:
+        raise ValueError(
+            f"train.ranks={train.ranks} with pipeline.colocate: each GPU of the engines has one rank, and engine.count "
+            f"* engine.tensor_parallel_size = {gpus}; set train.ranks={gpus}"
+        )
+    if engine.weight_transfer == "nccl":
+        raise ValueError(
+            "engine.weight_transfer=nccl with pipeline.colocate: NCCL refuses two members on one GPU; use object_store"
+        )
+    if scorer_roles(config) and scorer.num_gpus > 0 and scorer.num_gpus % 1:
+        raise ValueError(
+            f"scorer.num_gpus={scorer.num_gpus:g} with pipeline.colocate: a scorer does not sleep, and would keep its "
+            "share of a GPU that engine and learner need in turn; give it whole GPUs of its own, or 0 for the CPU"
+        )
 
 
 def check_plan(config: Config) -> None:
@@ -174,6 +223,13 @@ def check_plan(config: Config) -> None:
         raise ValueError(
             f"eval.n={config.eval.n} with eval.temperature=0: greedy samples of one prompt are all the same; set "
             "eval.temperature, e.g. to 0.6, or eval.n=1"
+        )
+    slowest = max(config.grade.graders, key=lambda grader: grader.timeout_s)
+    if config.watchdog.fail_s <= max(slowest.timeout_s, config.watchdog.sample_s):
+        raise ValueError(
+            f"watchdog.fail_s={config.watchdog.fail_s:g} is not above the time that one sample may take: "
+            f"watchdog.sample_s={config.watchdog.sample_s:g}, timeout_s={slowest.timeout_s:g} of {slowest.path}; raise "
+            "watchdog.fail_s, or a slow sample ends the run"
         )
     check_names(config.grade.graders)
     for name in map(grader_name, config.grade.graders):

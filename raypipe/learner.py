@@ -26,12 +26,14 @@ from raypipe import checkpoint, losses, targets
 from raypipe.advantages import adaptive_kl
 from raypipe.arrivals import mini_batch_of
 from raypipe.batching import Batch, lay_out, micro_batches, pad_tokens
+from raypipe.colocate import Turns
 from raypipe.config import Config, old_logprobs
 from raypipe.feed import Feed
 from raypipe.losses import Metrics
 from raypipe.modeling import Critic, Policy, compute_dtype, learning_rate, load_critic, load_policy, row_tokens, shard
 from raypipe.objectives import mismatch, policy_objective, value_objective
-from raypipe.streaming import Spans, Take, stream
+from raypipe.pulse import Pulse
+from raypipe.streaming import Spans, Stopped, Take, stream
 from raypipe.targets import Rows, Scored
 from raypipe.weights import WeightPublisher
 
@@ -43,34 +45,71 @@ COLUMNS = (
 
 
 def learn(job: dict[str, Any]) -> None:
-    """The training function of every rank.
+    """The training function of every rank, run again on all of them when one is lost.
 
     Args:
-        job: config, folder (of the run), attempt, and actor handles: server (PlanServer), engines, and scorers, those
-            of each role.
+        job: config, folder (of the run), and actor handles: server (PlanServer), engines, and scorers, those of each
+            role.
     """
-    config: Config = job["config"]
-    rank = ray.train.get_context().get_world_rank()
-    learner = Learner(config, ray.train.torch.get_device())
+    server, rank = job["server"], dist.get_rank()
+    agreed = [ray.get(server.begin.remote()) if rank == 0 else 0]
+    dist.broadcast_object_list(agreed)
+    [attempt] = agreed
+    spans = Spans(rank)
+    pulse = Pulse(server, rank, attempt, spans)
+    try:
+        learner = Learner(job["config"], ray.train.torch.get_device())
+        learner.stopping, learner.worked = pulse.stopping.is_set, pulse.worked
+        train(job, attempt, learner, spans)
+    except Exception as error:
+        ray.get(server.failed.remote(attempt, rank, f"{type(error).__name__}: {error}"))
+        raise
+    finally:
+        pulse.end()
+
+
+def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -> None:
+    """All iterations from the newest checkpoint to the last; fewer if the run is to stop, with a checkpoint then."""
+    config, server, rank = learner.config, job["server"], dist.get_rank()
     folder = Path(job["folder"]) / "checkpoints"
-    start = checkpoint.load(folder, learner)
+    trained = saved = checkpoint.load(folder, learner)
+    ray.get(server.starts_at.remote(attempt, trained))
     publish = publisher(learner, job["engines"], job["scorers"], config.pipeline.inflight_update)
-    if start:
-        publish(start)
-    ahead = max(config.pipeline.plans_ahead, config.pipeline.max_staleness)
-    feed = Feed(job["server"], rank, job["attempt"], config.run.iterations, ahead)
-    for iteration in range(start, config.run.iterations):
-        spans = Spans(rank)
-        record = learner.iterate(iteration, feed.taker(iteration), spans)
+    turns = Turns(job["engines"], rank, learner.gather) if config.pipeline.colocate else None
+    if trained or attempt:  # engines may have other weights than a learner that goes on, or sleep
         with spans("update weights"):
-            publish(iteration + 1)
-        if is_checkpoint(config, iteration + 1):
+            publish(trained)
+    ahead = max(config.pipeline.plans_ahead, config.pipeline.max_staleness)
+    feed = Feed(server, rank, attempt, config.run.iterations, ahead)
+
+    def keep() -> None:
+        nonlocal saved
+        if trained > saved:
             with spans("checkpoint"):
-                checkpoint.save(folder, iteration + 1, learner)
-        job["server"].report.remote(iteration, rank, {**record, "spans": spans.spans})
+                checkpoint.save(folder, trained, learner)
+            saved = trained
+
+    while trained < config.run.iterations:
+        try:
+            take = feed.taker(trained)
+            record = learner.iterate(trained, turns.sleep_after_last(take) if turns else take, spans)
+        except Stopped:
+            return keep()
+        trained += 1
+        stopped = any(learner.gather(learner.stopping()))
+        if not stopped:
+            with spans("update weights"):
+                if turns:
+                    turns.make_room()
+                publish(trained)
+        server.report.remote(attempt, trained - 1, rank, {**record, "spans": spans.collect()})
+        if stopped:
+            return keep()
+        if is_checkpoint(config, trained):
+            keep()  # within the time of the next iteration: this one is over
     # The last plan holds no more than held-out prompts, sampled with the final weights.
     rows = [row for block in feed.rows(config.run.iterations) for row in block]
-    ray.get(job["server"].report.remote(config.run.iterations, rank, {"rows": rows, "metrics": {}, "spans": []}))
+    ray.get(server.report.remote(attempt, trained, rank, {"rows": rows, "metrics": {}, "spans": spans.collect()}))
 
 
 def publisher(
@@ -151,6 +190,8 @@ class Learner:
         self.kl_coef = config.algorithm.kl_coef
         self.row_tokens = row_tokens(self.policy.module, config.model.attention, device, train.micro_batch_tokens)
         self.streams = not targets.why_not_streaming(config)
+        self.stopping: Callable[[], bool] = lambda: False  # whether the run is to end
+        self.worked: Callable[[], None] = lambda: None  # told of each micro-batch
 
     def trainee(self, module: Policy | Critic, lr: float, grad_clip: float) -> Trainee:
         train, dtype = self.config.train, compute_dtype(self.config.model.dtype, self.device)
@@ -213,10 +254,14 @@ class Learner:
         """All rows first, then one epoch; returns the rows, and those that go into the loss."""
         rows: Rows = []
         with spans("wait for rows"):
-            ended = False
-            while not ended:
-                found, ended = take(60.0)
+            ended = all_ended = False
+            while not all_ended:
+                found, ended = ([], True) if ended else take(1.0)
                 rows += found
+                told = self.gather((ended, self.stopping()))
+                all_ended = all(end for end, _ in told)
+                if any(stop for _, stop in told):
+                    raise Stopped
         with spans("train"):
             rows.sort(key=lambda row: row["sample_id"])  # the order of arrival must not matter
             news = self.examine(rows)
@@ -244,7 +289,7 @@ class Learner:
             for row in usable:
                 row["old_logprobs"] = row["engine_logprobs"]
         self.parts.append(targets.assign_kl(usable, self.config))
-        return [targets.scored(row, self.config, self.kl_coef) for row in rows if row["purpose"] == "train"]
+        return [targets.scored(row, self.config, self.kl_coef) for row in rows if targets.is_told(row)]
 
     def admit(self, rows: Rows, everyone: list[Scored]) -> Rows:
         """Of rows whose groups are complete, those that go into the loss, with their targets.
@@ -317,6 +362,7 @@ class Learner:
     def micro_steps(self, batches: list[list[Rows]], count: int) -> None:
         """Forward and backward of `count` micro-batches, those that this rank lacks of weight 0."""
         for i in range(count):
+            self.worked()
             batch, mask_BT, samples = self.lay_out(batches[i] if i < len(batches) else [])
             columns = {
                 name: pad_tokens([row[name] for row in samples], batch)

@@ -36,8 +36,13 @@ METRICS = {
     "grade/<status>_frac": ("fraction", "samples with this grade status: ok, abstain, error, timeout or crash"),
     "grade/<grader>/<status>": ("samples", "how often one grader ended with this status"),
     "grade/seconds_mean": ("s", "from a grade's start to its end"),
+    "score/failed_frac": ("fraction", "samples that no scorer could score, which are not trained on"),
     "group/all_equal_frac": ("fraction", "prompts whose samples all have one score and so give no GRPO gradient"),
-    "group/from_reserve": ("prompts", "prompts of the reserve that were sampled, see rollout.reserve_prompts"),
+    "group/from_reserve": (
+        "prompts",
+        "prompts of the reserve among them, see rollout.reserve_prompts and rollout.overprovision",
+    ),
+    "group/surplus": ("prompts", "prompts that were cut off, enough others being graded, see rollout.overprovision"),
     "train/prompts": ("prompts", "prompts that were trained on"),
     "lag/graded_p50_s": ("s", "median time from a sample's end of generation to its grade's start"),
     "lag/graded_p95_s": ("s", "95th percentile of that time"),
@@ -102,7 +107,8 @@ def iteration_metrics(
         learner_version: the weight version that the learner had when it began to train on these rows.
         summary: of the iteration's timeline.
     """
-    rows = list(rows)
+    everything = list(rows)
+    rows = [row for row in everything if row["finish_reason"] != "surplus"]
     train = [row for row in rows if row["purpose"] == "train"]
     heldout = [row["score"] for row in rows if row["purpose"] == "heldout" and row["grade_status"] == "ok"]
     found: dict[str, float | None] = {
@@ -110,9 +116,11 @@ def iteration_metrics(
         **reward_metrics(train),
         **response_metrics(train),
         **grade_metrics(train),
+        "score/failed_frac": mean([bool(row["score_error"]) for row in train if "score_error" in row]),
         **staleness_metrics(train, learner_version),
         **time_metrics(rows, summary),
         **learner,
+        "group/surplus": len({row["group_id"] for row in everything if row["finish_reason"] == "surplus"}) or None,
         "reward/heldout_mean": mean(heldout),
         "reward/heldout_samples": len(heldout) or None,
     }

@@ -30,8 +30,11 @@ from raypipe.stages.own import labelled
 from raypipe.stages.score import Score
 
 # Seconds that the executor sleeps in each turn while any task is unfinished, here always. Ray's wait adds as much to
-# each hop of a block; the short one costs a quarter of a core at 512 blocks, so a plan has it while blocks move.
+# each hop of a block, so a plan has a shorter one while blocks move.
 RAY_WAIT_S, SHORT_WAIT_S = 0.1, 0.01
+# A turn looks at every block in flight. The executor rests this many times as long as a turn has taken, so that a plan
+# of a thousand blocks does not keep a core busy.
+REST = 5
 # Seconds without a move after which a plan counts as waiting, at the gate or for a straggler.
 STILL_S = 0.25
 # Blocks that each actor of a scaled Grade pool works on; Ray Data adds actors while they have this many and more wait.
@@ -45,7 +48,7 @@ class ShortWait(ExecutionCallback):
     The wait is a private constant; it is left alone where it is gone.
     """
 
-    moves, moved = 0, 0.0
+    moves, moved, worked = 0, 0.0, 0.0
 
     def on_execution_step(self, executor: Any) -> None:
         if not hasattr(streaming_executor_state, _WAIT):
@@ -55,7 +58,9 @@ class ShortWait(ExecutionCallback):
         if moves != self.moves:
             self.moves, self.moved = moves, time.monotonic()
         still = time.monotonic() - self.moved > STILL_S
-        setattr(streaming_executor_state, _WAIT, RAY_WAIT_S if still else SHORT_WAIT_S)
+        turn, self.worked = time.thread_time() - self.worked, time.thread_time()
+        short = min(RAY_WAIT_S, max(SHORT_WAIT_S, REST * turn))
+        setattr(streaming_executor_state, _WAIT, RAY_WAIT_S if still else short)
 
 
 @dataclass(frozen=True)

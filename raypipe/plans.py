@@ -2,13 +2,15 @@
 
 In: prompts, and requests for (iteration, attempt, rank). Out: one iterator per rank. What an iteration contains follows
 from its number alone (the prompt order is a function of the seed and a cursor), so a plan can be made again after any
-failure and asks for the same prompts. A learner group that restarts asks with a higher attempt: the plans of earlier
-attempts are aborted at the engines, so nothing is generated for ranks that are gone. A plan that is over, or abandoned,
-is forgotten by the grade dispatcher.
+failure and asks for the same prompts; the order in which they start alone follows from the past (`lengths.py`). When
+the learner group starts again (attempts.py) the plans of earlier attempts are aborted at the engines, so nothing is
+generated for ranks that are gone. A plan that is over, or abandoned, is forgotten by the grade dispatcher.
 """
 
+import contextlib
 import hashlib
 import threading
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +18,24 @@ import pyarrow as pa
 import ray
 from ray.data import DataIterator
 
-from raypipe.config import Config
+from raypipe.attempts import Attempts, Told
+from raypipe.config import Config, reserve_size
+from raypipe.lengths import ResponseLengths, longest_first
 from raypipe.pipeline import Workers, build_plan
 from raypipe.prompts import Prompt, PromptOrder
 from raypipe.rows import PROMPT_COLUMNS
+
+
+def start_plan_server(config: Config, train: list[Prompt], heldout: list[Prompt], workers: Workers) -> Any:
+    """Starts the actor `{run}/plans`, which Ray starts again if it dies."""
+    # As bytes, since Ray warns of actors that restart with references among their arguments: they are lost with their
+    # owner. Here that is the driver, with which all ends, and a pickled reference keeps its object.
+    prompts = ray.cloudpickle.dumps(ray.put((train, heldout)))
+    actor: Any = ray.remote(PlanServer)
+    return actor.options(
+        name=f"{config.run.name}/plans", num_cpus=0, max_restarts=-1, max_task_retries=-1,
+        max_concurrency=6 * config.train.ranks + 8,
+    ).remote(config, prompts, workers)  # fmt: skip
 
 
 @dataclass
@@ -33,29 +49,33 @@ class PlanServer:
 
     Args:
         config: the run's configuration.
-        train, heldout: prompts, as read from data.train_files and data.val_files.
+        prompts: pickled reference to the prompts of data.train_files and of data.val_files.
         workers: the resident actors that plans call.
     """
 
-    def __init__(self, config: Config, train: list[Prompt], heldout: list[Prompt], workers: Workers):
-        self.config, self.train, self.heldout, self.workers = config, train, heldout, workers
-        self.order = PromptOrder(len(train), config.data.train_batch_size, config.run.seed, config.data.shuffle)
-        self.reserve = reserve_order(config, len(train))
-        self.plans: dict[tuple[int, int], Plan] = {}
-        self.attempt = 0
+    def __init__(self, config: Config, prompts: bytes, workers: Workers):
+        self.config, self.workers = config, workers
+        self.train, self.heldout = ray.get(ray.cloudpickle.loads(prompts))
+        self.order = PromptOrder(len(self.train), config.data.train_batch_size, config.run.seed, config.data.shuffle)
+        self.reserve = reserve_order(config, len(self.train))
+        self.lengths = ResponseLengths()
+        self.plans: dict[int, Plan] = {}  # of the present attempt, by iteration
         self.lock = threading.Lock()
-        self.reports: dict[int, list[Any]] = {}
-        self.reported = threading.Condition()
+        # A server that Ray has started again knows nothing of earlier attempts: its numbers go on from the clock.
+        lost = ray.get_runtime_context().was_current_actor_reconstructed
+        self.attempts = Attempts(config.train.ranks, int(time.time()) if lost else 0)
 
     def iterator(self, iteration: int, attempt: int, rank: int) -> DataIterator | None:
-        """The rank's part of an iteration's rows, or None if it has none; the first to ask has the plan made."""
+        """The rank's part of an iteration's rows, or None if it has none; the first to ask has the plan made.
+
+        Raises RuntimeError when the attempt is over.
+        """
         with self.lock:
-            if attempt > self.attempt:
-                self._abandon(attempt)
-            key = (iteration, attempt)
-            if key not in self.plans:
-                self.plans[key] = self._make(iteration, attempt)
-            iterators = self.plans[key].iterators
+            if attempt != self.attempts.number:
+                raise RuntimeError(f"attempt {attempt} of the learner is over, {self.attempts.number} is the newest")
+            if iteration not in self.plans:
+                self.plans[iteration] = self._make(iteration, attempt)
+            iterators = self.plans[iteration].iterators
             return iterators[rank] if iterators else None
 
     def _make(self, iteration: int, attempt: int) -> Plan:
@@ -64,42 +84,58 @@ class PlanServer:
         blocks = iteration_blocks(self.config, iteration, self.order, self.reserve, self.train, self.heldout)
         if not blocks:  # the last iteration, without held-out prompts
             return Plan(name, [])
-        plan = build_plan(name, blocks, self.workers)
+        if self.workers.reserve:
+            ray.get(ray.get_actor(self.workers.reserve).open.remote(name))
+        plan = build_plan(name, longest_first(blocks, self.lengths, self.config), self.workers)
         return Plan(name, plan.streaming_split(self.config.train.ranks, equal=False, locality_hints=None))
 
-    def _abandon(self, attempt: int) -> None:
-        for plan in self.plans.values():
-            for engine in self.workers.engines:
-                ray.get_actor(engine).abort.remote(plan.name)
-        self._release(list(self.plans))
-        self.attempt = attempt
-
-    def _release(self, keys: list[tuple[int, int]]) -> None:
+    def _release(self, iterations: list[int]) -> None:
         dispatcher = ray.get_actor(self.workers.dispatcher)
-        for key in keys:
-            plan = self.plans.pop(key)
+        for iteration in iterations:
+            plan = self.plans.pop(iteration)
             dispatcher.forget.remote(plan.name)
             if self.workers.reserve:
                 ray.get_actor(self.workers.reserve).forget.remote(plan.name)
 
-    def report(self, iteration: int, rank: int, record: Any) -> None:
-        """A rank's record of a finished iteration; releases the iteration's plan once all ranks have reported."""
-        with self.reported:
-            self.reports.setdefault(iteration, []).append((rank, record))
-            complete = len(self.reports[iteration]) == self.config.train.ranks
-            self.reported.notify_all()
-        if complete:
-            with self.lock:
-                self._release([key for key in self.plans if key[0] <= iteration])
+    # -- what ranks and the driver tell each other (see Attempts) ------------------------------------------------------
 
-    def take_reports(self, iteration: int, timeout_s: float) -> list[Any] | None:
-        """All ranks' records of an iteration in rank order, or None if they are not there within `timeout_s`."""
-        with self.reported:
-            if not self.reported.wait_for(
-                lambda: len(self.reports.get(iteration, [])) == self.config.train.ranks, timeout_s
-            ):
-                return None
-            return [record for _, record in sorted(self.reports.pop(iteration), key=lambda pair: pair[0])]
+    def begin(self) -> int:
+        """A learner group starts, or starts again: what earlier ones asked for is abandoned. Returns the attempt's
+        number. Rank 0 calls it, before anything that may fail."""
+        with self.lock:
+            attempt = self.attempts.begin()
+            if attempt:
+                for engine in self.workers.engines:
+                    with contextlib.suppress(ray.exceptions.RayActorError):  # its requests are gone with it
+                        ray.get(ray.get_actor(engine).abort_all.remote())
+            self._release(list(self.plans))
+        return attempt
+
+    def starts_at(self, attempt: int, iteration: int) -> None:
+        self.attempts.starts_at(attempt, iteration)
+
+    def failed(self, attempt: int, rank: int, error: str) -> None:
+        self.attempts.failed(attempt, rank, error)
+
+    def report(self, attempt: int, iteration: int, rank: int, record: Any) -> None:
+        """A rank's record of a finished iteration; releases the iteration's plan once all ranks have reported."""
+        with self.lock:
+            self.lengths.add(record["rows"])
+        if self.attempts.report(attempt, iteration, rank, record):
+            with self.lock:
+                self._release([key for key in self.plans if key <= iteration])
+
+    def told(self, iteration: int, attempt: int, timeout_s: float) -> Told:
+        return self.attempts.told(iteration, attempt, timeout_s)
+
+    def pulse(self, attempt: int, rank: int, state: dict[str, Any], heard: str, timeout_s: float) -> str:
+        return self.attempts.pulse(attempt, rank, state, heard, timeout_s)
+
+    def pulses(self) -> dict[int, dict[str, Any]]:
+        return dict(self.attempts.pulses)
+
+    def give(self, order: str) -> None:
+        self.attempts.give(order)
 
 
 def iteration_size(config: Config, iteration: int, heldout: int) -> int:
@@ -117,7 +153,7 @@ def is_eval(config: Config, iteration: int, heldout: int) -> bool:
 
 def reserve_order(config: Config, prompts: int) -> PromptOrder | None:
     """The order of the prompts in reserve: its own, so that whether they are needed never moves the training order."""
-    size = config.rollout.reserve_prompts
+    size = reserve_size(config)
     return PromptOrder(prompts, size, config.run.seed + 1, shuffle=True) if size else None
 
 
@@ -148,7 +184,7 @@ def iteration_blocks(
                 group = Group(iteration, n_groups + number, prompt, "train", rollout.n, min_version, number)
                 blocks += group_blocks(group, grain, config.run.seed)
     if is_eval(config, iteration, len(heldout)):
-        for group_id, prompt in enumerate(heldout, start=n_groups + rollout.reserve_prompts):
+        for group_id, prompt in enumerate(heldout, start=n_groups + reserve_size(config)):
             group = Group(iteration, group_id, prompt, "heldout", config.eval.n, iteration)
             blocks += group_blocks(group, group.size, config.run.seed)
     return blocks

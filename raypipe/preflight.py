@@ -46,9 +46,11 @@ class Inputs:
     def report(self) -> str:
         """The resource plan and the data as a table for the terminal."""
         console = Console(width=100, record=True, file=open("/dev/null", "w"))
-        table = Table("actor", "count", "CPUs each", "GPUs each", title="resource plan", title_justify="left")
+        columns = ("actor", "count", "CPUs each", "GPUs each", "on nodes with")
+        table = Table(*columns, title="resource plan", title_justify="left")
         for d in self.demands:
-            table.add_row(d.actor, str(d.count), f"{d.cpus:g}", f"{d.gpus:g}")
+            labels = ", ".join(f"{name}={value}" for name, value in d.labels.items())
+            table.add_row(d.actor, str(d.count), f"{d.cpus:g}", f"{d.gpus:g}", labels)
         cpus, gpus = sum(d.count * d.cpus for d in self.demands), sum(d.count * d.gpus for d in self.demands)
         table.add_row("in all", "", f"{cpus:g}", f"{gpus:g}")
         table.add_row("there are", "", f"{self.machine.cpus:g}", f"{self.machine.gpus:g}")

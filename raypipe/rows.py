@@ -13,7 +13,7 @@ An example row after Grade (Generate added `response_*`, Grade added `score` and
     member           2
     group_size       8
     purpose          "train"                    train | heldout (graded and reported, never trained on)
-    reserve          -1                         number in the iteration's reserve (dynamic sampling), else -1
+    reserve          -1                         number in the iteration's reserve (see reserve.py), else -1
     prompt_id        "gsm8k-train-204"
     min_version      3                          the gate holds the request until the engine has these weights
     data_source      "gsm8k"
@@ -28,6 +28,7 @@ An example row after Grade (Generate added `response_*`, Grade added `score` and
     engine_logprobs  [-0.11, -0.02, ...]        T sampling log-probs of the engine, temperature applied
     weight_versions  [3, 3, ...]                T versions of the weights that made each token
     finish_reason    "stop"                     stop | length (cut at rollout.max_response_length) | failed | unused
+                                                | surplus (see FINISH_REASONS)
     generate_error   ""
     engine           "engine-0"
     generate_start   1716822000.12              seconds since the epoch; the engine took the request past the gate
@@ -44,6 +45,7 @@ With a Score stage (algorithms with a critic, a KL, or recomputed log-probs) als
     ref_logprobs     [-0.13, -0.02, ...]        log-probs of the reference model
     old_logprobs     [-0.11, -0.02, ...]        log-probs of the policy, recomputed
     values           [0.4, 0.7, ...]            of the states that the tokens were chosen in
+    score_error      ""                         why no scorer could score it; then it is not trained on
     scoring          "[{\"scorer\": \"scorer-values-0\", \"start\": ..., \"end\": ...}]"   JSON, one entry a scorer
 """
 
@@ -93,6 +95,7 @@ SCORE_COLUMNS = {
     "ref_logprobs": pa.list_(pa.float32()),
     "old_logprobs": pa.list_(pa.float32()),
     "values": pa.list_(pa.float32()),
+    "score_error": pa.string(),
     "scoring": pa.string(),
 }
 
@@ -103,8 +106,11 @@ GRADE_READS = (
 )  # fmt: skip
 
 GRADE_STATUSES = ("ok", "abstain", "error", "timeout", "crash")
-# unused: of a prompt in reserve that was not needed; such rows end with the plan.
-FINISH_REASONS = ("stop", "length", "failed", "unused")
+# unused: of a prompt in reserve that was not needed; such rows end with the plan. surplus: of a group that was not yet
+# complete when enough others were (rollout.overprovision); such rows are counted, and are of no other use.
+FINISH_REASONS = ("stop", "length", "failed", "unused", "surplus")
+# How the error begins of a sample that was over watchdog.sample_s in an engine or scorer.
+TOO_LONG = "took too long"
 
 
 def check_columns(table: pa.Table, required: Iterable[str], stage: str) -> None:

@@ -18,20 +18,30 @@ from typing import Any
 
 import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
+from ray.train.torch import TorchConfig, TorchTrainer
 
 from raypipe.config import Config, grader_actors, heldout_response_length
 from raypipe.engines.vllm import start_engines
 from raypipe.grading.dispatcher import start_dispatcher
 from raypipe.learner import learn
 from raypipe.pipeline import Workers
-from raypipe.plans import PlanServer
+from raypipe.plans import start_plan_server
 from raypipe.preflight import Inputs
 from raypipe.reserve import start_reserve
 from raypipe.resources import Demand
 from raypipe.scorer import scorer_names, start_scorers
+from raypipe.stopping import RunStopped, Signals, Stalled
+from raypipe.watchdog import Watch, ask, describe
 
 POLL_S = 0.5
+
+
+class LearnerRestarted(Exception):
+    """The learner group was lost and has started again, from `first` trained iterations."""
+
+    def __init__(self, first: int, trouble: str):
+        super().__init__(trouble or "a rank was lost without a word")
+        self.first = first
 
 
 def start_ray(config: Config, cpus: float) -> None:
@@ -149,19 +159,32 @@ def sampling_settings(config: Config) -> dict[str, dict[str, Any]]:
     }
 
 
+def learner_scaling(rank: Demand) -> ScalingConfig:
+    """Ray Train's form of what the learner's ranks ask for."""
+    resources = {"CPU": rank.cpus, **({"GPU": rank.gpus} if rank.gpus else {})}
+    return ScalingConfig(  # type: ignore[call-arg]  # its types are those of the first Ray Train
+        num_workers=rank.count, use_gpu=rank.gpus > 0, resources_per_worker=resources,
+        label_selector=dict(rank.labels) or None,
+    )  # fmt: skip
+
+
 class Runtime:
     """The resident actors of a training run, as a context manager that leaves nothing running.
 
     Args:
         config: the run's configuration.
         inputs: prompts and the resource plan from `preflight`.
+        signals: whether the run was asked to end.
+        tell: called with warnings.
     """
 
-    def __init__(self, config: Config, inputs: Inputs):
-        self.config, self.inputs = config, inputs
+    def __init__(self, config: Config, inputs: Inputs, signals: Signals, tell: Callable[[str], None]):
+        self.config, self.inputs, self.signals, self.tell = config, inputs, signals, tell
         self.actors = ResidentActors(config, inputs.demands)
         self.failure: BaseException | None = None
         self.learner: threading.Thread | None = None
+        self.attempt = -1
+        self.watch = Watch(min(config.watchdog.stall_s, config.watchdog.fail_s))
 
     def __enter__(self) -> "Runtime":
         config, inputs = self.config, self.inputs
@@ -172,44 +195,56 @@ class Runtime:
         self.reserve, reserve = start_reserve(config)
         workers = dataclasses.replace(self.actors.workers, scorers=scorer_names(config), reserve=reserve)
         heldout = inputs.heldout.prompts if inputs.heldout else []
-        self.server: Any = (
-            ray.remote(PlanServer)
-            .options(name=f"{config.run.name}/plans", num_cpus=0, max_concurrency=4 * config.train.ranks + 8)
-            .remote(config, inputs.train.prompts, heldout, workers)
-        )
+        self.server = start_plan_server(config, inputs.train.prompts, heldout, workers)
         return self
 
     @property
-    def residents(self) -> list[Any]:
-        """The actors that hold a model."""
-        return [*self.actors.engines, *(scorer for role in self.scorers.values() for scorer in role)]
+    def models(self) -> dict[str, Any]:
+        """The actors that hold a model, by name."""
+        engines = {f"engine-{i}": engine for i, engine in enumerate(self.actors.engines)}
+        scorers = {f"scorer-{role}-{i}": s for role, found in self.scorers.items() for i, s in enumerate(found)}
+        return engines | scorers
 
     def start_learner(self, folder: Path) -> None:
         """Starts the learner group, which trains until the last iteration, beside this thread."""
-        train = self.config.train
         rank = next(demand for demand in self.inputs.demands if demand.actor == "learner rank")
-        resources = {"CPU": rank.cpus, **({"GPU": rank.gpus} if rank.gpus else {})}
         trainer = TorchTrainer(
             learn,
             train_loop_config={
                 "config": self.config,
                 "folder": str(folder),
-                "attempt": 0,
                 "server": self.server,
                 "engines": self.actors.engines,
                 "scorers": self.scorers,
             },  # fmt: skip
-            scaling_config=ScalingConfig(
-                num_workers=train.ranks, use_gpu=rank.gpus > 0, resources_per_worker=resources
-            ),
+            scaling_config=learner_scaling(rank),
             run_config=RunConfig(
-                name=self.config.run.name, storage_path=str(folder / "ray_train"), failure_config=FailureConfig(0)
+                name=self.config.run.name,
+                storage_path=str(folder / "ray_train"),
+                # `wait_for` counts the attempts: what matters is how many in a row were in vain.
+                failure_config=FailureConfig(-1 if self.config.train.max_restarts else 0),
             ),
+            torch_config=TorchConfig(timeout_s=int(self.config.watchdog.fail_s)),
         )
+        if self.config.pipeline.colocate:  # they take their memory before ranks take theirs
+            self.actors.wait_for_engines()
         self.learner = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="learner")
         self.learner.start()
-        # An engine or scorer that cannot start (a model that vLLM does not know) ends the run here, with its reason.
-        ray.get([actor.ready.remote() for actor in self.residents])
+        self._wait_for_models()
+
+    def _wait_for_models(self) -> None:
+        """One that cannot start (a model that vLLM does not know) ends the run here, with its reason."""
+        waiting = {actor.ready.remote(): name for name, actor in self.models.items()}
+        start = time.monotonic()
+        while waiting:
+            done, _ = ray.wait(list(waiting), timeout=POLL_S)
+            for call in done:
+                ray.get(call)
+                del waiting[call]
+            self._look_for_signals()
+            if self.watch.is_due():
+                waited_s = time.monotonic() - start
+                self.tell(f"{', '.join(waiting.values())}: not up yet, {waited_s:.0f} s after the start")
 
     def _fit(self, trainer: TorchTrainer) -> None:
         try:
@@ -220,17 +255,64 @@ class Runtime:
     def wait_for(self, iteration: int, progress: Callable[[dict[str, int]], None]) -> list[dict[str, Any]]:
         """The records of all ranks of an iteration; calls `progress` now and then with what is done so far.
 
-        Raises what ended the learner, if it ended.
+        Raises LearnerRestarted, RunStopped after a signal, Stalled, and RuntimeError from what ended the learner.
         """
         assert self.learner is not None
+        most = self.config.train.max_restarts
         while True:
             ended = not self.learner.is_alive()
-            records = ray.get(self.server.take_reports.remote(iteration, 0.0 if ended else POLL_S))
-            if records is not None:
-                return records
+            told = ray.get(self.server.told.remote(iteration, self.attempt, 0.0 if ended else POLL_S))
+            if told.records is not None:
+                return told.records
+            if told.fruitless > most:
+                raise RuntimeError(
+                    f"the learner ended {told.fruitless} times in a row before it finished iteration {iteration}, over "
+                    f"train.max_restarts={most}; the last time: {told.trouble or 'a rank was lost without a word'}"
+                )
+            if told.attempt != self.attempt and told.first is not None:
+                is_first, self.attempt = self.attempt < 0, told.attempt
+                if not is_first or told.first != iteration:
+                    raise LearnerRestarted(told.first, told.trouble)
             if ended:
                 raise RuntimeError(f"the learner ended in iteration {iteration}") from self.failure
-            progress(self.counts())
+            counts = self.counts()
+            progress(counts)
+            self._look_for_signals()
+            self._look_for_stall((iteration, told.attempt, counts), told.pulses)
+
+    def _look_for_signals(self) -> None:
+        if received := self.signals.received:
+            raise RunStopped(f"stopped by {received.name}", 128 + received)
+
+    def _look_for_stall(self, done: tuple[Any, ...], pulses: dict[int, dict[str, Any]]) -> None:
+        """Tells of a stall, ends what does not answer, so that Ray starts it again, and raises Stalled after fail_s."""
+        limits = self.config.watchdog
+        moves = {rank: (pulse["phase"], pulse["since"], pulse["work"]) for rank, pulse in pulses.items()}
+        still_s = self.watch.still((*done, moves))
+        if not self.watch.is_due():
+            return
+        ray.get(self.server.give.remote(f"stacks {time.time()}"))
+        residents = {**self.models, "grading": self.actors.dispatcher}
+        said, silent = ask(residents)
+        for name in silent:
+            ray.kill(residents[name], no_restart=False)
+        text = describe(said, silent, ray.get(self.server.pulses.remote()))
+        self.tell(f"nothing has moved for {still_s:.0f} s (watchdog.stall_s={limits.stall_s:g}):\n{text}")
+        if still_s >= limits.fail_s:
+            raise Stalled(
+                f"nothing has moved for {still_s:.0f} s, watchdog.fail_s={limits.fail_s:g}; the log says where"
+            )
+
+    def stop(self, iteration: int) -> tuple[bool, list[dict[str, Any]] | None]:
+        """Has the learner save its state and end, within watchdog.stop_s.
+
+        Returns whether it did, and the records of `iteration` if that was finished for it.
+        """
+        if self.learner is None:
+            return False, None
+        ray.get(self.server.give.remote("stop"))
+        self.learner.join(self.config.watchdog.stop_s)
+        return not self.learner.is_alive(), ray.get(self.server.told.remote(iteration, self.attempt, 0.0)).records
 
     def counts(self) -> dict[str, int]:
         return self.actors.counts()

@@ -19,7 +19,7 @@ from raypipe.engines.scripted import ScriptedEngine
 from raypipe.feed import Feed
 from raypipe.grading.dispatcher import start_dispatcher
 from raypipe.pipeline import Workers
-from raypipe.plans import PlanServer
+from raypipe.plans import start_plan_server
 from raypipe.prompts import Prompt
 from raypipe.reserve import start_reserve
 
@@ -97,11 +97,8 @@ def plan_run(config: Config, engines: list[Any], train: list[Prompt], heldout: l
         stages=config.pipeline.stages,
         sampling={"train": {**sampling, "temperature": 1.0}, "heldout": {**sampling, "temperature": 0.0}},
     )
-    server = (
-        ray.remote(PlanServer)
-        .options(name=f"{name}/plans", num_cpus=0, max_concurrency=16)
-        .remote(config, train, heldout, workers)
-    )
+    server = start_plan_server(config, train, heldout, workers)
+    ray.get(server.begin.remote())
     try:
         yield ScriptedRun(config, engines, dispatcher, server)
     finally:

@@ -23,16 +23,28 @@ PATIENCE_S = 0.02
 Take = Callable[[float], tuple[Rows, bool]]
 
 
+class Stopped(Exception):
+    """The run is to end, and no step of the iteration has been taken: the weights are those that it began with."""
+
+
 class Spans:
-    """Collects what a rank did when: `with spans("train"): ...`."""
+    """Collects what a rank did when: `with spans("train"): ...`; `phase` is what it does since `since`."""
 
     def __init__(self, rank: int = 0) -> None:
         self.lane = f"learner-{rank}"
         self.spans: list[dict[str, Any]] = []
+        self.phase, self.since = "starting", time.time()
+
+    def collect(self) -> list[dict[str, Any]]:
+        """What was collected since the last call."""
+        found, self.spans = self.spans, []
+        return found
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         start = time.time()
+        if name != self.phase:
+            self.phase, self.since = name, start
         yield
         end = time.time()
         if self.spans and self.spans[-1]["name"] == name:  # goes on with what it did last
@@ -42,7 +54,10 @@ class Spans:
 
 
 def stream(learner: "Learner", take: Take, spans: Spans) -> tuple[Rows, Rows]:
-    """The first epoch of an iteration; returns all rows, and those that went into the loss. All ranks call it."""
+    """The first epoch of an iteration; returns all rows, and those that went into the loss. All ranks call it.
+
+    Raises Stopped, on all ranks, when the run is to end and no step was taken yet; else the iteration is done first.
+    """
     config = learner.config
     count = config.train.mini_batches
     arrivals = Arrivals(config.data.train_batch_size, count)
@@ -56,11 +71,13 @@ def stream(learner: "Learner", take: Take, spans: Spans) -> tuple[Rows, Rows]:
         with spans("wait for rows"):
             found, ended = ([], True) if ended else take(0.0 if whole else PATIENCE_S)
             batches = learner.split(ready[mini]) if mini < count and (whole or is_full(learner, ready[mini])) else []
-            told = learner.gather((learner.examine(found), ended, len(batches)))
+            told = learner.gather((learner.examine(found), ended, len(batches), learner.stopping()))
+        if learner.untouched and any(stop for *_, stop in told):
+            raise Stopped
         rows += found
         incomplete |= {row["sample_id"]: row for row in found}
-        runs = max(wanted for _, _, wanted in told)
-        all_ended = all(end for _, end, _ in told)
+        runs = max(wanted for _, _, wanted, _ in told)
+        all_ended = all(end for _, end, _, _ in told)
         if runs or whole:
             with spans("train"):
                 learner.micro_steps(batches, runs)
@@ -69,7 +86,7 @@ def stream(learner: "Learner", take: Take, spans: Spans) -> tuple[Rows, Rows]:
                 if whole:
                     learner.step()
                     mini += 1
-        everyone = arrivals.add([sample for news, _, _ in told for sample in news], all_ended)
+        everyone = arrivals.add([sample for news, *_ in told for sample in news], all_ended)
         own = [incomplete.pop(sample.sample_id) for sample in sorted(everyone) if sample.sample_id in incomplete]
         learner.prompts += len({sample.group_id for sample in everyone if sample.usable})
         for row in learner.admit(own, everyone):

@@ -54,17 +54,27 @@ def why_not_streaming(config: Config) -> str:
     """What in the config makes the learner wait for an iteration's last sample before it begins; empty if nothing."""
     if not config.train.stream:
         return "train.stream=false"
+    if config.pipeline.colocate:
+        return "pipeline.colocate: engines and learner take turns"
     if whitening(config) != "none":
         return f"advantages are whitened over the {whitening(config).replace('_', '-')} (algorithm.whiten)"
     if old_logprobs(config) == "learner":
         return "the log-probs of all samples are recomputed first (algorithm.old_logprobs: learner)"
     if config.rollout.reserve_prompts:
         return "rollout.reserve_prompts: which prompts are trained on is known at the end"
+    if config.rollout.overprovision and config.train.mini_batches > 1:
+        return "rollout.overprovision with train.mini_batches: which prompts each step takes is known at the end"
     return ""
 
 
+def is_told(row: dict[str, Any]) -> bool:
+    """Whether ranks tell one another of the row: the group of any other is none of the iteration's."""
+    return row["purpose"] == "train" and row["finish_reason"] != "surplus"
+
+
 def is_usable(row: dict[str, Any]) -> bool:
-    return row["purpose"] == "train" and row["grade_status"] == "ok" and len(row["response_ids"]) > 0
+    graded = row["purpose"] == "train" and row["grade_status"] == "ok" and len(row["response_ids"]) > 0
+    return graded and not row.get("score_error")
 
 
 def assign_kl(usable: Rows, config: Config) -> losses.Metrics:

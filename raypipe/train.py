@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from raypipe.config import Config
 from raypipe.config_file import help_text, load_config
 from raypipe.grading.results import FAILURES
+from raypipe.stopping import RunStopped, Signals, Stalled
 
 if TYPE_CHECKING:
     from raypipe.console import Console
@@ -48,14 +49,20 @@ def main(arguments: list[str] | None = None) -> int:
             print(inputs.report())
             return 0 if inputs.fits else 1
         run(config, inputs)
-    except ValueError as error:
+    except (ValueError, Stalled) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except RunStopped as stop:
+        print(stop, file=sys.stderr)
+        return stop.code
     return 0
 
 
 def run(config: Config, inputs: "Inputs") -> Path:
-    """Trains `config.run.iterations` iterations and returns the run's folder. `inputs` is what `preflight` found."""
+    """Trains `config.run.iterations` iterations and returns the run's folder. `inputs` is what `preflight` found.
+
+    Raises RunStopped after a signal, and Stalled, once the learner has saved its state where it could.
+    """
     import ray
 
     from raypipe.checkpoint import trained_iterations
@@ -63,7 +70,7 @@ def run(config: Config, inputs: "Inputs") -> Path:
     from raypipe.loggers import open_loggers
     from raypipe.plans import iteration_size
     from raypipe.run_folder import open_run
-    from raypipe.runtime import Runtime, start_ray
+    from raypipe.runtime import LearnerRestarted, Runtime, start_ray
     from raypipe.targets import why_not_streaming
 
     folder = open_run(config, dataclasses.asdict(config))
@@ -75,13 +82,28 @@ def run(config: Config, inputs: "Inputs") -> Path:
     try:
         if reason := why_not_streaming(config):
             console.note(f"the learner waits for an iteration's last sample before it trains: {reason}")
-        with Runtime(config, inputs) as runtime:
-            runtime.start_learner(folder.path)
-            end, bad_steps = 0.0, 0
-            for iteration in range(first, config.run.iterations + 1):
-                records = follow(runtime, console, iteration, iteration_size(config, iteration, inputs.heldout_count))
-                end, metrics = write_down(config, folder, console, tracker, iteration, records, end)
-                bad_steps = stop_if_steps_fail(config, iteration, metrics, bad_steps)
+        with Signals() as signals, Runtime(config, inputs, signals, console.warn) as runtime:
+            iteration, end, bad_steps = first, 0.0, 0
+            try:
+                runtime.start_learner(folder.path)
+                while iteration <= config.run.iterations:
+                    samples = iteration_size(config, iteration, inputs.heldout_count)
+                    try:
+                        records = follow(runtime, console, iteration, samples)
+                    except LearnerRestarted as news:
+                        console.warn(f"the learner was lost and goes on from iteration {news.first}: {news}")
+                        folder.resume_at(news.first)
+                        iteration = news.first
+                        continue
+                    end, metrics = write_down(config, folder, console, tracker, iteration, records, end)
+                    bad_steps = stop_if_steps_fail(config, iteration, metrics, bad_steps)
+                    iteration += 1
+            except (RunStopped, Stalled):
+                saved, finished = runtime.stop(iteration)
+                if finished:
+                    write_down(config, folder, console, tracker, iteration, finished, end)
+                console.note(where_it_stands(folder, saved))
+                raise
             runtime.finish()
         console.summary([f"run folder: {folder.path}", f"look at it: python -m raypipe.report {folder.path}"])
     finally:
@@ -89,6 +111,16 @@ def run(config: Config, inputs: "Inputs") -> Path:
         console.close()
         ray.shutdown()
     return folder.path
+
+
+def where_it_stands(folder: "RunFolder", saved: bool) -> str:
+    """What a run that ended early says of its state."""
+    from raypipe.checkpoint import trained_iterations
+
+    done = trained_iterations(folder.checkpoints)
+    state = f"the state after {done} iterations is saved" if done else "nothing is saved: no iteration was finished"
+    hurry = "" if saved else "; the learner did not end in watchdog.stop_s, so later work is lost"
+    return f"{state}{hurry}; go on with run.resume=auto"
 
 
 def follow(runtime: "Runtime", console: "Console", iteration: int, samples: int) -> list[dict[str, Any]]:
@@ -144,6 +176,7 @@ def write_down(
             f"token is over engine.max_mismatch_kl={config.engine.max_mismatch_kl:g}; an engine may hold stale "
             "weights, or compute in another dtype than the learner"
         )
+    stop_if_most_fail(config, iteration, rows)
     stop_if_grading_fails(config, iteration, rows)
     return max(begin, end), metrics
 
@@ -162,10 +195,26 @@ def stop_if_steps_fail(config: Config, iteration: int, metrics: dict[str, float]
     return bad_steps
 
 
+def stop_if_most_fail(config: Config, iteration: int, rows: list[dict[str, Any]]) -> None:
+    """Raises ValueError when more than grade.max_failed_fraction of an iteration's samples failed in an engine or
+    scorer: it is broken, not they."""
+    errors = {
+        "generation": [row["generate_error"] for row in rows if row["finish_reason"] == "failed"],
+        "scoring": [row["score_error"] for row in rows if row.get("score_error")],
+    }
+    most = config.grade.max_failed_fraction
+    for stage, found in errors.items():
+        if len(found) > most * len(rows):
+            raise ValueError(
+                f"iteration {iteration}: {stage} failed for {len(found)} of {len(rows)} samples, over "
+                f"grade.max_failed_fraction={most:g}. The commonest error: {Counter(found).most_common(1)[0][0]}"
+            )
+
+
 def stop_if_grading_fails(config: Config, iteration: int, rows: list[dict[str, Any]]) -> None:
     """Raises ValueError when more than grade.max_failed_fraction of an iteration's samples failed in grading, or of the
     samples of one grader, if they are enough to tell."""
-    generated = [row for row in rows if row["finish_reason"] != "failed"]
+    generated = [row for row in rows if row["finish_reason"] not in ("failed", "surplus")]
     grades = [grade for row in generated for grade in json.loads(row["grades"])]
     by_grader: dict[str, list[dict[str, Any]]] = {}
     for grade in grades:

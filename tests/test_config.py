@@ -56,6 +56,7 @@ def good(folder: Path, *overrides: str) -> Config:
         ("rollout.n=0", ["rollout.n", "0", "at least 1"]),
         ("rollout.top_p=1.5", ["rollout.top_p", "1.5", "between"]),
         ("rollout.samples_per_block=3", ["rollout.samples_per_block", "3", "divide", "rollout.n=4"]),
+        ("rollout.overprovision=-0.1", ["rollout.overprovision", "-0.1", "between 0 and 4"]),
         ("train.micro_batch_tokens=10", ["train.micro_batch_tokens", "10", "96"]),
         ("train.lr=.inf", ["train.lr", "inf"]),
         ("grade.workers=two", ["grade.workers", "two", "2..8"]),
@@ -79,6 +80,38 @@ def test_wrong_overrides_are_refused_by_name(override, names, folder):
         good(folder, override)
     for name in names:
         assert name in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "names"),
+    [
+        ("pipeline.max_staleness=1", ["pipeline.max_staleness=1", "0"]),
+        ("engine.num_gpus=0.5", ["engine.num_gpus=0.5", "leave engine.num_gpus out"]),
+        ("train.gpus_per_rank=1", ["train.gpus_per_rank=1", "leave train.gpus_per_rank out"]),
+        ("engine.count=2", ["train.ranks=1", "train.ranks=2"]),
+        ("engine.weight_transfer=nccl", ["engine.weight_transfer=nccl", "object_store"]),
+        ("engine.sleep_level=3", ["engine.sleep_level", "3", "between 1 and 2"]),
+    ],
+)
+def test_what_does_not_go_with_engines_that_take_turns_is_refused(override, names, folder):
+    assert good(folder, "pipeline.colocate=true").pipeline.colocate
+    with pytest.raises(ValueError) as error:
+        good(folder, "pipeline.colocate=true", override)
+    for name in names:
+        assert name in str(error.value)
+
+
+def test_with_turns_a_scorer_has_whole_gpus_or_none(folder):
+    turns = ("pipeline.colocate=true", "algorithm.kl_coef=0.01")
+    assert all(good(folder, *turns, f"scorer.num_gpus={gpus}") for gpus in (-1, 0, 2))
+    with pytest.raises(ValueError, match="scorer.num_gpus=0.5 with pipeline.colocate: a scorer does not sleep"):
+        good(folder, *turns, "scorer.num_gpus=0.5")
+
+
+def test_groups_that_may_be_cut_off_travel_whole(folder):
+    assert good(folder, "rollout.overprovision=0.5").rollout.overprovision == 0.5
+    with pytest.raises(ValueError, match="rollout.samples_per_block=2: a group is cut off as a whole"):
+        good(folder, "rollout.overprovision=0.5", "rollout.samples_per_block=2")
 
 
 def test_overrides_replace_the_file_and_keep_their_types(folder):

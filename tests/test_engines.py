@@ -289,6 +289,23 @@ def test_an_update_not_in_flight_lets_running_samples_finish(engine, base):
     assert all(set(row["weight_versions"]) == {old} for row in ray.get(long, timeout=60))
 
 
+def test_an_engine_that_sleeps_takes_new_weights_and_goes_on(engine, base):
+    """vLLM on CPU frees nothing, but stops and resumes its scheduler all the same."""
+    old = version(engine)
+    long = long_requests(engine, "before sleep", 2)
+    ray.get(engine.sleep.remote())
+    assert all(set(row["weight_versions"]) == {old} for row in ray.get(long, timeout=60))
+    held = engine.generate.remote(request("held by sleep"))
+    wait_until(lambda: ray.get(engine.stats.remote())["waiting"] == 1, "it waits at the gate")
+    changed = perturbed(tiny_model("llama", tied=False))
+    publish(engine, changed, old + 1)
+    row = ray.get(held, timeout=60)
+    assert set(row["weight_versions"]) == {old + 1}
+    want = reference_logprobs(changed, row, PROMPT, 1.0)
+    torch.testing.assert_close(torch.tensor(row["engine_logprobs"]), want, atol=1e-4, rtol=0)
+    publish(engine, base, old + 2)
+
+
 def test_abort_ends_what_runs_and_what_waits_of_one_plan_alone(engine):
     new = version(engine) + 1
     doomed = long_requests(engine, "doomed", 3)
@@ -303,6 +320,15 @@ def test_abort_ends_what_runs_and_what_waits_of_one_plan_alone(engine):
     assert (stats["in_flight"], stats["waiting"]) == (0, 0)
     (late,) = generate(engine, [request("late", plan="doomed")])
     assert "aborted" in late["generate_error"]
+
+
+def test_abort_of_some_samples_leaves_the_others_of_the_plan(engine):
+    (first, *others) = long_requests(engine, "partly", 3)
+    assert ray.get(engine.abort.remote("partly", ["0", "unknown"])) == 1
+    assert "aborted" in ray.get(first, timeout=30)["generate_error"]
+    assert [row["generate_error"] for row in ray.get(others, timeout=60)] == ["", ""]
+    (late,) = generate(engine, [request("late", plan="partly", max_tokens=4)])
+    assert late["generate_error"] == ""
 
 
 def test_busy_seconds_count_time_with_requests_running(engine):

@@ -126,6 +126,7 @@ def one_rank(model) -> dict[str, dict]:
             config,
             [[[row for row in rows if row["group_id"] < 2]], [[row for row in rows if row["group_id"] >= 2]]],
         ),
+        "one iteration with surplus": Job(overprovision_config(model), [[with_surplus(rows)]], chunk=3),
         "all failed": Job(config, [[all_failed]]),
         "no rows": Job(config, [[[]]]),
         "not a number": Job(config, [[poisoned(rows)], deal(rows, 1)]),
@@ -141,6 +142,23 @@ def poisoned(rows: list[dict]) -> list[dict]:
     usable = next(row for row in rows if row["grade_status"] == "ok")
     usable["engine_logprobs"] = [float("nan"), *usable["engine_logprobs"][1:]]
     return rows
+
+
+def with_surplus(rows: list[dict]) -> list[dict]:
+    """The last group is a prompt of the reserve; the one that it came in for was cut off, and so was another."""
+    kept = [row | {"group_id": 5 if row["group_id"] == 3 else row["group_id"]} for row in rows]
+    nothing = {"finish_reason": "surplus", "grade_status": "abstain", "score": float("nan")}
+    cut = [
+        row | nothing | {"group_id": group, "sample_id": f"cut/{group}/{i}"}
+        for group in (3, 4)
+        for i, row in enumerate(rows[:4])
+    ]
+    return deal(kept + cut, 1, seed=4)[0]
+
+
+def overprovision_config(model: Path) -> Config:
+    config = config_for(model)
+    return dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, overprovision=0.5))
 
 
 def lora_config(model: Path) -> Config:
@@ -189,6 +207,12 @@ def test_every_metric_has_a_legend_and_every_legend_a_metric(one_rank):
     assert [name for name in found if legend(name) is None] == []
     of_learner = [name for name in METRICS if name.split("/")[0] in ("policy", "critic", "ref", "mismatch", "train")]
     assert [name for name in of_learner if "<" not in name and name not in found] == []
+
+
+def test_groups_that_were_cut_off_change_nothing(one_rank):
+    plain, surplus = one_rank["one iteration"], one_rank["one iteration with surplus"]
+    assert largest_difference(plain["parameters"], surplus["parameters"]) < 1e-5
+    assert surplus["metrics"][0]["train/prompts"] == 4
 
 
 def test_recipes_differ(one_rank):

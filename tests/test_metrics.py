@@ -67,6 +67,13 @@ def test_reward_counts_ok_samples_only():
     assert found["iteration"] == 3 and found["samples"] == 5
 
 
+def test_samples_that_were_cut_off_are_counted_and_nothing_else():
+    kept = [row(0, 0, 1.0), row(0, 1, 0.0)]
+    cut = [row(4, i, status="abstain", finish="surplus", tokens=900 * i, lag=math.nan, grades=[]) for i in range(2)]
+    found = metrics_of(kept + cut)
+    assert found == metrics_of(kept) | {"group/surplus": 1}
+
+
 def test_each_grader_has_its_raw_mean_its_named_values_and_its_statuses():
     rows = [
         row(0, 0, grades=[grade(score=1.0, depth=2), grade(score=0.2, grader="a/b")]),
@@ -197,8 +204,9 @@ def test_every_legend_that_names_one_metric_is_produced():
     """A name that nothing writes has no place in the legend."""
     of_learner = ("policy", "critic", "ref", "train", "mismatch", "grad_norm", "lr")  # see test_learner.py
     learner = {name: 1.0 for name in METRICS if name.split("/")[0] in of_learner}
-    rows = [row(g, m, score=m) | {"reserve": g - 1} for g in range(2) for m in range(2)] + [
-        row(3, 0, purpose="heldout")
+    rows = [row(g, m, score=m) | {"reserve": g - 1, "score_error": ""} for g in range(2) for m in range(2)] + [
+        row(3, 0, purpose="heldout"),
+        row(4, 0, status="abstain", finish="surplus"),
     ]
     found = metrics_of(rows, learner)
     assert [name for name in METRICS if "<" not in name and name not in found] == []

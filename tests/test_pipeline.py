@@ -55,6 +55,13 @@ def config_for(name: str, prompts: int = 4, n: int = 4, ranks: int = 1, iteratio
 # -- pure --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("module", ["raypipe.engines.vllm", "raypipe.scorer", "raypipe.grading.dispatcher"])
+def test_looking_an_actor_up_by_its_name_does_not_import_torch(module):
+    # Ray imports the actor's class for it, in every process of every plan.
+    script = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
 def test_the_executor_still_has_the_wait_that_is_shortened():
     # In a process of its own: a plan that ran in this one may have left another wait.
     module = "ray.data._internal.execution.streaming_executor_state"
@@ -64,22 +71,28 @@ def test_the_executor_still_has_the_wait_that_is_shortened():
 
 
 def test_the_executor_waits_less_while_blocks_move(monkeypatch):
-    """An operator's counts are set by hand, one turn of the executor after the other."""
+    """An operator's counts are set by hand, one turn of the executor after the other, and what the turn took."""
     assert {"num_tasks_submitted", "num_task_outputs_generated"} <= set(OpRuntimeMetrics.__dataclass_fields__)
 
-    def wait_after(seconds: float, submitted: int, generated: int) -> float:
+    def wait_after(seconds: float, submitted: int, generated: int, spent: float = 0.0) -> float:
         clock[0] += seconds
+        cpu[0] += spent
         metrics = SimpleNamespace(num_tasks_submitted=submitted, num_task_outputs_generated=generated)
         callback.on_execution_step(SimpleNamespace(_topology=[SimpleNamespace(metrics=metrics)]))
         return streaming_executor_state.WAIT_FOR_TASK_COMPLETION_TIMEOUT_S
 
-    clock, callback = [100.0], pipeline.ShortWait()
+    clock, cpu, callback = [100.0], [0.0], pipeline.ShortWait()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "thread_time", lambda: cpu[0])
     monkeypatch.setattr(streaming_executor_state, "WAIT_FOR_TASK_COMPLETION_TIMEOUT_S", pipeline.RAY_WAIT_S)
     turns = [(0, 0, 0), (0, 3, 0), (0.9, 3, 0), (0.2, 3, 0), (9.0, 3, 1), (1.1, 3, 1)]
     waits = [wait_after(seconds * pipeline.STILL_S, *counts) for seconds, *counts in turns]
     long, short = pipeline.RAY_WAIT_S, pipeline.SHORT_WAIT_S
     assert waits == [long, short, short, long, short, long]
+    # With many blocks in flight a turn takes long, and the executor rests longer, but never longer than Ray's own.
+    assert wait_after(0.01, 4, 1, spent=0.006) == pytest.approx(pipeline.REST * 0.006)
+    assert wait_after(0.01, 5, 1, spent=0.5) == long
+    assert wait_after(0.01, 6, 1, spent=0.0001) == short
 
 
 def blocks_of(config: Config, iteration: int, heldout: list[Prompt] = []):  # noqa: B006
@@ -172,6 +185,45 @@ def test_prompts_without_signal_are_replaced_from_the_reserve(ray_session):
             assert len(reserve) > 0  # or the seed shows nothing
 
 
+def test_the_slowest_groups_are_cut_off_once_there_are_enough(ray_session):
+    plain = config_for("enough", prompts=6, n=2, iterations=2, grain=0)
+    config = dataclasses.replace(plain, rollout=dataclasses.replace(plain.rollout, overprovision=0.4))
+    with scripted_run(config, heldout=3, seconds=(0.5, 20.0)) as run:
+        feed = run.feed()
+        for iteration in range(2):
+            [rows] = run.rows([feed], iteration)
+            train = [row for row in rows if row["purpose"] == "train"]
+            assert Counter(row["purpose"] for row in rows) == Counter(train=9 * 2, heldout=0 if iteration else 3)
+            surplus = {row["group_id"] for row in train if row["finish_reason"] == "surplus"}
+            kept = [row for row in train if row["group_id"] not in surplus]
+            # Exactly as many as are trained on, each whole; of the others not one sample counts.
+            assert len(surplus) == 3 and Counter(row["group_id"] for row in kept).total() == 12
+            assert {row["finish_reason"] for row in kept} <= {"stop", "length"}
+            assert {row["grade_status"] for row in kept} == {"ok"}
+            assert {row["grade_status"] for row in train if row["group_id"] in surplus} == {"abstain"}
+            # The engine ended what ran of them; but held-out samples are waited for.
+            ended = [row for row in train if row["generate_error"] == "aborted"]
+            assert ended and {row["group_id"] for row in ended} <= surplus
+            assert all(row["response_ids"] for row in rows if row["group_id"] not in surplus)
+            run.open_gates(iteration + 1)
+
+
+def test_groups_that_wait_for_a_slow_grader_are_cut_off_too(ray_session):
+    plain = config_for("graded", prompts=4, n=2, iterations=1, grain=0)
+    graders = [GraderConfig(path="toy_graders:SlowGrader", max_batch=1)]
+    config = dataclasses.replace(
+        plain,
+        rollout=dataclasses.replace(plain.rollout, overprovision=20.0),
+        grade=GradeConfig(graders=graders, processes=1),
+    )
+    with scripted_run(config) as run:
+        [rows] = run.rows([run.feed()], 0)
+        graded = ray.get(run.dispatcher.stats.remote())["graded"]
+        kept = [row for row in rows if row["finish_reason"] != "surplus"]
+        assert len(rows) == 84 * 2 and len(kept) == 8 and {row["grade_status"] for row in kept} == {"ok"}
+        assert graded < len(rows)
+
+
 def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
     config = config_for("stream", prompts=6, n=4, iterations=3)
     with scripted_run(config, engines=2, seconds=(0.2, 4.0)) as run:
@@ -254,9 +306,11 @@ def test_a_plan_that_is_over_or_abandoned_is_forgotten(ray_session):
         kept = lambda: ray.get(run.dispatcher.stats.remote())["kept"]  # noqa: E731
         run.rows([run.feed()], 0)
         assert kept() == 4
-        run.rows([run.feed(attempt=1)], 0)  # the learner group has started again
+        attempt = ray.get(run.server.begin.remote())  # the learner group has started again
+        until(lambda: kept() == 0)
+        run.rows([run.feed(attempt=attempt)], 0)
         until(lambda: kept() == 4)
-        ray.get(run.server.report.remote(0, 0, "record"))
+        ray.get(run.server.report.remote(attempt, 0, 0, {"rows": []}))
         until(lambda: kept() == 0)
 
 
@@ -319,6 +373,7 @@ def test_a_restarted_group_gets_a_plan_of_its_own_and_the_old_one_is_aborted(ray
     with scripted_run(config, seconds=(0.0, 0.1)) as run:
         run.rows([run.feed()], 0)
         # The plan of iteration 1 (there is only iteration 0 to train) never opens its gate; a new attempt starts over.
+        assert ray.get(run.server.begin.remote()) == 1
         [rows] = run.rows([run.feed(attempt=1)], 0)
         assert sorted(row["sample_id"] for row in rows) == ["0/0/0", "0/0/1", "0/1/0", "0/1/1"]
 

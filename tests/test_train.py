@@ -148,6 +148,26 @@ def test_vllm_serves_the_checkpoint(workplace, first):
     assert again["reward/heldout_mean"] == pytest.approx(final["reward/heldout_mean"], abs=1e-6)
 
 
+def test_engines_and_learner_take_turns_and_extra_prompts_are_cut_off(workplace, first):
+    """On a machine without GPUs nothing is freed, but the order is the same."""
+    done = workplace.train(
+        "run.name=turns", "run.iterations=3", "pipeline.colocate=true", "rollout.overprovision=0.25", "rollout.n=4",
+        "log.timelines=[0, 1, 2]", "engine.max_num_seqs=8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "pipeline.colocate: engines and learner take turns" in done.stdout
+    lines = workplace.metrics("turns")
+    for iteration, line in enumerate(lines[:3]):
+        assert (line["samples"], line["train/prompts"], line["group/surplus"]) == (32, 8, 2)
+        assert line["mismatch/max"] < 1e-4 and line["staleness/max"] == 0
+        assert line["overlap/first_grade_lead_s"] > 0
+        trace = json.loads((workplace.folder / f"runs/turns/timelines/it_{iteration:06d}.json").read_text())
+        events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        generated = [event["ts"] + event["dur"] for event in events if event["cat"].startswith("Generate")]
+        learner = [event["ts"] for event in events if event["name"] in ("train", "update weights")]
+        assert len(learner) == 2 and max(generated) <= min(learner)
+
+
 def test_ppo_with_a_critic_a_reference_and_stale_samples(workplace, first):
     """Every part that the first run does without: the Score stage, the critic, staleness, updates in flight."""
     done = workplace.train(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from raypipe.config import Config, GradeConfig, TrainConfig
-from raypipe.train import stop_if_grading_fails, stop_if_steps_fail
+from raypipe.train import stop_if_grading_fails, stop_if_most_fail, stop_if_steps_fail
 
 
 def row(*statuses, finish_reason="stop"):
@@ -36,6 +36,12 @@ def test_past_it_the_run_stops_with_the_commonest_error():
         check(rows)
 
 
+def test_samples_that_were_cut_off_do_not_hide_a_broken_grader():
+    surplus = {"finish_reason": "surplus", "grade_status": "abstain", "grades": "[]"}
+    with pytest.raises(ValueError, match="the grader 'math' failed for 2 of 3 samples"):
+        check([row("math crash")] * 2 + [row("math ok")] + [surplus] * 9)
+
+
 def test_a_broken_grader_of_a_few_samples_is_found_once_they_are_enough():
     fine = [row("math ok")] * 400
     check(fine + [row("code error")] * 8)  # perhaps one hard prompt
@@ -56,3 +62,16 @@ def test_skipped_steps_stop_the_run_when_there_are_too_many_in_a_row():
     assert stop_if_steps_fail(config, 4, bad, bad_steps=1) == 3
     with pytest.raises(ValueError, match="iteration 5: 4 optimizer steps in a row .* train.max_bad_steps=3"):
         stop_if_steps_fail(config, 5, {"train/skipped_steps": 1.0, "critic/skipped_steps": 1.0}, bad_steps=2)
+
+
+def test_an_engine_or_scorer_that_fails_at_most_samples_stops_the_run():
+    config = Config(grade=GradeConfig(max_failed_fraction=0.5))
+    fine = {"finish_reason": "stop", "generate_error": "", "score_error": ""}
+    not_made = {"finish_reason": "failed", "generate_error": "ValueError: too long", "score_error": ""}
+    not_scored = fine | {"score_error": "OutOfMemoryError"}
+    stop_if_most_fail(config, 0, [fine] * 5 + [not_made] * 5)
+    stop_if_most_fail(config, 0, [fine] * 5 + [not_scored] * 5)
+    with pytest.raises(ValueError, match="iteration 1: generation failed for 6 of 10 .* error: ValueError: too long"):
+        stop_if_most_fail(config, 1, [fine] * 4 + [not_made] * 6)
+    with pytest.raises(ValueError, match="iteration 1: scoring failed for 6 of 10 samples.* error: OutOfMemoryError"):
+        stop_if_most_fail(config, 1, [fine] * 4 + [not_scored] * 6)

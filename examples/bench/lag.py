@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 import ray
+import stand_ins
 
 from raypipe.config import (
     Config,
@@ -29,11 +30,6 @@ from raypipe.config import (
 from raypipe.scripted import scripted_run
 
 
-class InstantGrader:
-    def __call__(self, *, data_sources, solution_strs, ground_truths, extra_infos):
-        return [1.0] * len(solution_strs)
-
-
 def measure(
     in_flight: int, per_second: float, plans_ahead: int, iterations: int, samples_per_block: int = 0
 ) -> dict[str, float]:
@@ -44,7 +40,7 @@ def measure(
         model=ModelConfig(path="scripted"),
         data=DataConfig(train_files=["scripted"], train_batch_size=in_flight // 8),
         rollout=RolloutConfig(n=8, max_response_length=64, samples_per_block=samples_per_block),
-        grade=GradeConfig(graders=[GraderConfig(path=f"{__file__}:InstantGrader")], processes=1),
+        grade=GradeConfig(graders=[GraderConfig(path=stand_ins.INSTANT)], processes=1),
         pipeline=PipelineConfig(plans_ahead=plans_ahead),
     )
     start_lags, end_lags, switches, overlaps = [], [], [], []

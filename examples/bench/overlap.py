@@ -16,6 +16,7 @@ import statistics
 import time
 
 import ray
+import stand_ins
 
 from raypipe.config import (
     Config,
@@ -38,21 +39,8 @@ SHORTEST_S, LONGEST_S, TRAIN_S = 0.5, 2.0, 2.4
 GRADERS = {"0.2x": (0.25, 32), "1x": (1.25, 32), "3x": (1.25, 11)}
 
 
-class WaitingGrader:
-    """Waits, as a sandbox or a judge elsewhere makes one wait."""
-
-    def __init__(self, seconds: float):
-        self.seconds = seconds
-
-    async def __call__(self, *, data_sources, solution_strs, ground_truths, extra_infos):
-        import asyncio
-
-        await asyncio.sleep(self.seconds)
-        return [1.0] * len(solution_strs)
-
-
 def config_for(name: str, seconds: float, lanes: int, iterations: int) -> Config:
-    grader = GraderConfig(path=f"{__file__}:WaitingGrader", kwargs={"seconds": seconds}, max_batch=1)
+    grader = GraderConfig(path=stand_ins.WAITING, kwargs={"seconds": seconds}, max_batch=1)
     return Config(
         run=RunConfig(name=f"overlap-{name}", iterations=iterations),
         model=ModelConfig(path="scripted"),

@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 import ray
+import stand_ins
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from raypipe.config import (
     Config,
@@ -42,27 +43,6 @@ PROMPT_TOKENS = 16
 START_LIMIT_S = 60.0
 
 
-class InstantGrader:
-    def __call__(self, *, data_sources, solution_strs, ground_truths, extra_infos):
-        return [1.0] * len(solution_strs)
-
-
-def make_tiny_model(folder: Path) -> Path:
-    """A random 0.6 M-parameter Llama with the byte tokenizer's files that vLLM asks for."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    config = LlamaConfig(
-        vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512, bos_token_id=None, eos_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(256)}, unk_token="t1"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t0").save_pretrained(folder)
-    return folder
-
-
 def measure(name: str, model: Path, prompts: int, tokens: int, rounds: int) -> dict[str, float]:
     """Tokens a second of both ways, medians over `rounds`, and what a sample costs more through the plan."""
     config = Config(
@@ -71,7 +51,7 @@ def measure(name: str, model: Path, prompts: int, tokens: int, rounds: int) -> d
         data=DataConfig(train_files=["bench"], train_batch_size=prompts, max_prompt_length=PROMPT_TOKENS),
         rollout=RolloutConfig(n=8, max_response_length=tokens),
         engine=EngineConfig(num_cpus=2),
-        grade=GradeConfig(graders=[GraderConfig(path=f"{__file__}:InstantGrader")], processes=1),
+        grade=GradeConfig(graders=[GraderConfig(path=stand_ins.INSTANT)], processes=1),
     )
     data = [
         Prompt(f"p{i}", "bench", '""', "", [2 + (i + j) % 200 for j in range(PROMPT_TOKENS)], "1", "{}")
@@ -128,7 +108,7 @@ def main() -> None:
     options = parser.parse_args()
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     with tempfile.TemporaryDirectory() as folder:
-        settings = [("tiny", make_tiny_model(Path(folder)), 16, 64, 2 if options.quick else 5)]
+        settings = [("tiny", stand_ins.make_tiny_model(Path(folder)), 16, 64, 2 if options.quick else 5)]
         if not options.quick and options.model.is_dir():
             settings.append((options.model.name, options.model, 8, 48, 4))
         elif not options.quick:

@@ -5,19 +5,40 @@ timed without one. Everything follows from the request's seed, so a repeated req
 """
 
 import asyncio
+import math
 import os
 import random
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from raypipe.engines.gate import Gate
+
+
+@dataclass(frozen=True)
+class LongTail:
+    """A log-normal draw: half of the values lie below `median`, few are near `most`, at which they are cut."""
+
+    median: float
+    sigma: float
+    most: float
+
+    @property
+    def mean(self) -> float:
+        """Without the cut."""
+        return self.median * math.exp(self.sigma**2 / 2)
+
+    def __call__(self, draw: random.Random) -> float:
+        return min(self.most, draw.lognormvariate(math.log(self.median), self.sigma))
 
 
 class ScriptedEngine:
     """Args:
     name: the engine's name, as in the rows.
     seconds: (shortest, longest) time of a response, drawn uniformly from the request's seed.
-    tokens: (fewest, most) tokens of a response.
+    tokens: (fewest, most) tokens of a response, or a long-tailed number of them.
+    seconds_per_token: what each token of a response adds to its time.
     vocab: token ids are drawn from range(1, vocab).
     concurrency: requests that run at the same time; the others wait.
     """
@@ -26,14 +47,16 @@ class ScriptedEngine:
         self,
         name: str,
         seconds: tuple[float, float] = (0.0, 0.0),
-        tokens: tuple[int, int] = (1, 8),
+        tokens: tuple[int, int] | LongTail = (1, 8),
+        seconds_per_token: float = 0.0,
         vocab: int = 64,
         concurrency: int = 256,
     ):
         self.name, self.seconds, self.tokens, self.vocab = name, seconds, tokens, vocab
+        self.seconds_per_token = seconds_per_token
         self.gate = Gate()
         self.slots = asyncio.Semaphore(concurrency)
-        self.running: dict[str, set[asyncio.Task]] = {}
+        self.running: dict[str, dict[str, asyncio.Task]] = {}  # by plan and sample
         self.served = 0
 
     async def ready(self) -> dict[str, Any]:
@@ -41,7 +64,7 @@ class ScriptedEngine:
 
     async def generate(self, request: dict[str, Any]) -> dict[str, Any]:
         task = asyncio.ensure_future(self._generate(request))
-        self.running.setdefault(request["plan"], set()).add(task)
+        self.running.setdefault(request["plan"], {})[request["sample_id"]] = task
         try:
             return await task
         except asyncio.CancelledError:
@@ -49,17 +72,17 @@ class ScriptedEngine:
                 raise
             return self._columns("", [], "failed", "aborted", time.time())
         finally:
-            self.running[request["plan"]].discard(task)
+            self.running[request["plan"]].pop(request["sample_id"], None)
 
     async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
         await self.gate.wait(request["min_version"])
         async with self.slots:
             start = time.time()
             draw = random.Random(request["seed"])
-            length = draw.randint(*self.tokens)
+            length = draw.randint(*self.tokens) if isinstance(self.tokens, tuple) else math.ceil(self.tokens(draw))
             finish = "stop" if length <= request["max_tokens"] else "length"
             ids = [draw.randrange(1, self.vocab) for _ in range(min(length, request["max_tokens"]))]
-            await asyncio.sleep(draw.uniform(*self.seconds))
+            await asyncio.sleep(draw.uniform(*self.seconds) + self.seconds_per_token * len(ids))
             self.served += 1
             return self._columns(" ".join(map(str, ids)), ids, finish, "", start)
 
@@ -76,15 +99,22 @@ class ScriptedEngine:
             "generate_end": time.time(),
         }
 
+    async def doing(self) -> list[str]:
+        return [f"weights {self.gate.version}, {self.gate.waiting} wait at the gate"]
+
     async def open_gate(self, version: int) -> None:
         """New weights are there: requests that asked for `version` or less may run."""
         self.gate.open(version)
 
-    async def abort(self, plan: str) -> int:
-        tasks = self.running.pop(plan, set())
+    async def abort(self, plan: str, samples: Sequence[str] | None = None) -> int:
+        running = self.running.get(plan, {})
+        tasks = [task for sample, task in running.items() if samples is None or sample in samples]
         for task in tasks:
             task.cancel()
         return len(tasks)
+
+    async def abort_all(self) -> int:
+        return sum([await self.abort(plan) for plan in list(self.running)])
 
     async def stats(self) -> dict[str, Any]:
         return {

@@ -7,6 +7,9 @@ ask again.
 
 vLLM's scheduler and model run in a child process (EngineCore). When that dies the actor ends with it, and Ray starts
 both again, with the newest weights from the `WeightStore`.
+
+Whoever looks an engine up by its name has this module imported by Ray, each plan's Generate stage too. So torch and
+vLLM are imported by the actor alone: two seconds less in the start of every plan.
 """
 
 import asyncio
@@ -15,21 +18,22 @@ import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ray
 from ray.actor import ActorHandle
 
 from raypipe.config import Config
 from raypipe.engines.gate import Gate
-from raypipe.engines.vllm_config import engine_args, sampling_params, set_environment, weight_transfer
 from raypipe.engines.weight_store import ensure_version, load_newest, start_store
-from raypipe.weights import Bucket
+from raypipe.rows import TOO_LONG
+from raypipe.watchdog import ANSWER_S, oldest, stacks
 
-# An engine may die this often in a run before the run fails.
-MAX_RESTARTS = 5
+if TYPE_CHECKING:
+    from raypipe.weights import Bucket
+
 # Calls that may wait in one actor, gated requests included. Past any plan, so that a weight update never queues behind
 # the very requests that wait for it.
 MAX_CONCURRENCY = 100_000
@@ -39,23 +43,30 @@ ABORTED_PLANS = 64
 
 def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
     """Starts `engine.count` engines named `{run_name}/engine-{i}`; `ready()` of each answers once it is up."""
+    from raypipe.colocate import place_engine
+    from raypipe.engines.vllm_config import weight_transfer
+
     engine, gpus = config.engine, bool(ray.cluster_resources().get("GPU"))
     store = f"{run_name}/weights" if weight_transfer(config, gpus) == "object_store" else ""
     if store:
         start_store(store)
     num_gpus = engine.num_gpus if engine.num_gpus >= 0 else engine.tensor_parallel_size * gpus
     actor: Any = ray.remote(VLLMEngine)
-    return [
-        actor.options(
+    started = []
+    for i in range(engine.count):
+        shared = config.pipeline.colocate and gpus
+        anywhere = {"num_gpus": num_gpus, "label_selector": engine.node_labels}
+        place, gpu_ids = place_engine(config) if shared else (anywhere, [])
+        options = actor.options(
             name=f"{run_name}/engine-{i}",
             num_cpus=engine.num_cpus,
-            num_gpus=num_gpus,
             max_concurrency=MAX_CONCURRENCY,
             # Over NCCL no copy of the weights is kept to come back with: the run fails, and resumes from a checkpoint.
-            max_restarts=MAX_RESTARTS if store else 0,
-        ).remote(f"engine-{i}", config, store)
-        for i in range(engine.count)
-    ]
+            max_restarts=-1 if store else 0,
+            **place,
+        )
+        started.append(options.remote(f"engine-{i}", config, store, gpu_ids))
+    return started
 
 
 class VLLMEngine:
@@ -63,24 +74,30 @@ class VLLMEngine:
     name: as in the rows, e.g. "engine-0".
     config: the run's; of it model, engine, rollout and the length limits.
     store: name of the `WeightStore` actor; empty with NCCL.
+    gpus: ids of the GPUs that it runs on, where Ray does not show it all of them; empty: those that Ray shows.
     """
 
-    def __init__(self, name: str, config: Config, store: str):
+    def __init__(self, name: str, config: Config, store: str, gpus: Sequence[str] = ()):
+        from raypipe.engines.vllm_config import engine_args, set_environment
+
+        if gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         set_environment(config)
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self.name, self.config, self.store = name, config, store
+        self.name, self.config, self.store, self.gpus = name, config, store, list(gpus)
         self.llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_args(config, bool(store))))
         self.closed = False
         threading.Thread(target=self._exit_with_core, name="exit-with-core", daemon=True).start()
         self.gate = Gate(None)  # _start opens it
         self.starting: asyncio.Task[None] | None = None
-        self.updating = self.paused = self.broken = False
+        self.updating = self.paused = self.broken = self.asleep = False
         self.tasks: dict[tuple[str, str], asyncio.Task[dict[str, Any]]] = {}
         # Results whose receiver may have died before it had them: as many as can run at once, twice over.
         self.recent: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
         self.aborted: deque[str] = deque(maxlen=ABORTED_PLANS)
+        self.since: dict[str, float] = {}  # samples that run, and since when
         self.running = self.generated_tokens = 0
         self.busy_seconds = self.busy_since = 0.0
 
@@ -95,6 +112,7 @@ class VLLMEngine:
             "name": self.name,
             "pid": os.getpid(),
             "node": ray.util.get_node_ip_address(),
+            "gpus": self.gpus,
             "device": self.llm.vllm_config.device_config.device_type,
             "dtype": str(model.dtype).removeprefix("torch."),
             "version": self.gate.version,
@@ -133,13 +151,20 @@ class VLLMEngine:
                 raise asyncio.CancelledError
             await self.gate.wait(request["min_version"])
             start = time.time()
+            self.since[request["sample_id"]] = start
             with self._busy():
-                response = await self._sample(request)
+                async with asyncio.timeout(self.config.watchdog.sample_s):
+                    response = await self._sample(request)
         except asyncio.CancelledError:
             response = failed(f"aborted with plan {request['plan']}")
+        except TimeoutError:
+            response = failed(f"{TOO_LONG}: over watchdog.sample_s={self.config.watchdog.sample_s:g} in {self.name}")
+            self._log(f"sample {request['sample_id']} of plan {request['plan']}: {response['generate_error']}")
         except Exception as error:
             self._exit_if_dead()
             response = failed(f"{type(error).__name__}: {error}")
+        finally:
+            self.since.pop(request["sample_id"], None)
         row = response | {"engine": self.name, "generate_start": start, "generate_end": time.time()}
         if not row["generate_error"]:
             self.recent[request["plan"], request["sample_id"]] = row
@@ -150,6 +175,8 @@ class VLLMEngine:
     async def _sample(self, request: dict[str, Any]) -> dict[str, Any]:
         from vllm.inputs.engine import tokens_input
         from vllm.logprobs import FlatLogprobs
+
+        from raypipe.engines.vllm_config import sampling_params
 
         sampling = sampling_params(request, self.config.rollout)
         prompt = tokens_input([int(token) for token in request["prompt_ids"]])
@@ -171,11 +198,24 @@ class VLLMEngine:
         }
 
     @ray.method(max_task_retries=-1)
-    async def abort(self, plan: str) -> int:
-        """Ends all requests of `plan`, at the gate or running, and refuses those still to come; returns how many."""
-        if plan not in self.aborted:
-            self.aborted.append(plan)
-        tasks = [task for (of, _), task in self.tasks.items() if of == plan]
+    async def abort(self, plan: str, samples: Sequence[str] | None = None) -> int:
+        """Ends requests of `plan`, at the gate or running; returns how many. Those of `samples` (their ids), or without
+        it all of them, and then those still to come are refused."""
+        if samples is None:
+            return self._abort({plan})
+        wanted = set(samples)
+        return self._cancel([task for (of, id), task in self.tasks.items() if of == plan and id in wanted])
+
+    @ray.method(max_task_retries=-1)
+    async def abort_all(self) -> int:
+        """Ends all requests there are, and refuses later ones of their plans; returns how many."""
+        return self._abort({plan for plan, _ in self.tasks})
+
+    def _abort(self, plans: set[str]) -> int:
+        self.aborted += [plan for plan in plans if plan not in self.aborted]
+        return self._cancel([task for (plan, _), task in self.tasks.items() if plan in plans])
+
+    def _cancel(self, tasks: list[asyncio.Task[dict[str, Any]]]) -> int:
         for task in tasks:
             task.cancel()
         return len(tasks)
@@ -191,6 +231,19 @@ class VLLMEngine:
             "generated_tokens": self.generated_tokens,
             "busy_seconds": busy,
         }
+
+    @ray.method(max_task_retries=-1)
+    async def doing(self) -> list[str]:
+        """What a stalled run shows of this engine."""
+        state = f"weights {self.gate.version}, {self.running} samples run, {self.gate.waiting} wait at the gate"
+        try:
+            async with asyncio.timeout(ANSWER_S / 2):
+                await self.llm.is_sleeping()  # a question to the EngineCore
+        except TimeoutError:
+            reason = "vLLM's EngineCore does not answer"
+            state += f"; {reason}, the engine is started again"
+            asyncio.get_running_loop().call_later(1.0, self._exit, reason)
+        return [state, *oldest(self.since), *stacks()]
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -213,11 +266,23 @@ class VLLMEngine:
         await self.llm.shutdown_weight_transfer_engine()  # the group of a learner that is gone
         await self.llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
 
+    async def sleep(self) -> None:
+        """Frees weights and cache for others on its GPUs, until the next update; requests wait at the gate."""
+        self.gate.close()
+        if not self.asleep:
+            self.asleep = True
+            with self._broken_on_error():
+                await self.llm.sleep(self.config.engine.sleep_level, mode="wait")
+
     async def start_update(self, in_flight: bool = False) -> None:
-        """Closes the gate and brings the engine to rest: running requests are frozen (in_flight) or finish first."""
+        """Closes the gate and brings the engine to rest: running requests are frozen (in_flight) or finish first. One
+        that sleeps gets room for its weights, not yet for its cache."""
         if self.broken:
             self._exit("new weights while those of a failed update are half loaded")
         self.gate.close()
+        if self.asleep:
+            with self._broken_on_error():
+                await self.llm.wake_up(["weights"])
         if self.updating:  # by a learner that is gone
             await self.llm.finish_weight_update()
         if self.running and not self.paused:  # frozen by a learner that is gone, they stay so
@@ -233,7 +298,7 @@ class VLLMEngine:
         with self._broken_on_error():
             await self.llm.update_weights(WeightTransferUpdateRequest(update_info=update_info))
 
-    async def update_bucket(self, bucket: Bucket) -> None:
+    async def update_bucket(self, bucket: "Bucket") -> None:
         """One bucket of the new weights, handed to the EngineCore through an anonymous memory file.
 
         Unlike a file in /dev/shm it has no name to guess, is gone with its last user, and is not limited by the size
@@ -252,7 +317,11 @@ class VLLMEngine:
         with self._broken_on_error():
             await self.llm.finish_weight_update(str(version))
         self.updating = False
-        if not self.paused and not await self.llm.reset_prefix_cache():  # a pause has already dropped it
+        if self.asleep:
+            with self._broken_on_error():
+                await self.llm.wake_up(["kv_cache"])
+            self.asleep = False  # and the prefix cache is empty
+        elif not self.paused and not await self.llm.reset_prefix_cache():  # a pause has already dropped it
             raise RuntimeError("the prefix cache of the old weights could not be dropped")
         self.recent.clear()
         if self.paused:

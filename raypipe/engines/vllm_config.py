@@ -24,7 +24,7 @@ def weight_transfer(config: Config, gpus: bool) -> str:
     if config.engine.weight_transfer != "auto":
         return config.engine.weight_transfer
     whole = all(share < 0 or share >= 1 for share in (config.engine.num_gpus, config.train.gpus_per_rank))
-    return "nccl" if gpus and whole else "object_store"
+    return "nccl" if gpus and whole and not config.pipeline.colocate else "object_store"
 
 
 def set_environment(config: Config) -> None:
@@ -59,7 +59,10 @@ def engine_args(config: Config, object_store: bool) -> dict[str, Any]:
     dtype = next((d for d in (engine.dtype, config.model.dtype) if d != "auto"), "bfloat16" if gpu else "float32")
     response = max(config.rollout.max_response_length, heldout_response_length(config))
     longest = config.data.max_prompt_length + response
-    device: dict[str, Any] = {"gpu_memory_utilization": engine.gpu_memory_utilization}
+    device: dict[str, Any] = {
+        "gpu_memory_utilization": engine.gpu_memory_utilization,
+        "enable_sleep_mode": config.pipeline.colocate,
+    }
     if not gpu:
         device = {
             "kv_cache_memory_bytes": int(engine.kv_cache_gib * 2**30),

@@ -30,13 +30,16 @@ class WeightStore:
         self.newest = None
 
     def latest(self) -> tuple[int, list[ray.ObjectRef]] | None:
+        """None if nothing was published yet. Raises RuntimeError if that cannot be known: what it held died with it."""
+        if self.newest is None and ray.get_runtime_context().was_current_actor_reconstructed:
+            raise RuntimeError("the weight store was started again, and has had no weights since")
         return self.newest
 
 
 def start_store(name: str) -> None:
     """Starts the `WeightStore` actor of that name, to live as long as this process."""
     actor: Any = ray.remote(WeightStore)
-    STORES[name] = actor.options(name=name, num_cpus=0).remote()
+    STORES[name] = actor.options(name=name, num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
 
 
 async def load_newest(store: str, receiver: Any) -> bool:

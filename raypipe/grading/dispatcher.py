@@ -14,6 +14,7 @@ that died and asks again. `forget(plan)` lets go of all that a plan left here.
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from raypipe.config import GradeConfig
 from raypipe.grading.host import GraderHost
 from raypipe.grading.queue import GradeQueue
 from raypipe.grading.results import Reply, Sample, not_graded
+from raypipe.watchdog import ANSWER_S, oldest, stacks
 
 # Calls that may wait in an actor: past every sample of every plan.
 MAX_CONCURRENCY = 100_000
@@ -55,14 +57,19 @@ def start_dispatcher(grade: GradeConfig, hosts: tuple[int, int], run_name: str, 
 class RemoteSlot:
     """One process of a host as the queue sees it; without an index, the one that runs async graders."""
 
-    def __init__(self, host: ActorHandle, index: int | None, name: str):
-        self.host, self.index, self.name = host, index, name
+    def __init__(self, host: ActorHandle, index: int | None, name: str, since: dict[str, float]):
+        self.host, self.index, self.name, self.since = host, index, name, since
 
     async def call(self, grader: int, samples: Sequence[Sample], limit_s: float) -> Reply:
+        ids = [f"{sample['sample_id']} in {self.name}" for sample in samples]
+        self.since.update(dict.fromkeys(ids, time.time()))
         try:
             return await self.host.call.remote(self.index, grader, samples, limit_s)
         except ray.exceptions.RayActorError as error:
             return Reply("lost", error=f"{self.name} is gone: {error}", ended=True)
+        finally:
+            for name in ids:
+                self.since.pop(name, None)
 
     async def ready(self) -> None:
         """Returns once the host is back, with its graders built; Ray starts it again meanwhile."""
@@ -91,6 +98,7 @@ class GradeDispatcher:
         self.attached: dict[str, set[str]] = {}
         self.results: dict[str, dict[tuple[Any, ...], asyncio.Task[dict[str, Any]]]] = {}  # by plan, then row
         self.forgotten: set[str] = set()
+        self.since: dict[str, float] = {}  # samples that are called with, and since when
         self.starting: asyncio.Task[None] | None = None
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -115,6 +123,7 @@ class GradeDispatcher:
             max_restarts=-1,
             max_concurrency=MAX_CONCURRENCY,
             scheduling_strategy="SPREAD",
+            label_selector=self.config.node_labels,
         ).remote(self.config.graders, self.config.processes, self.config.memory_mb)
         self.hosts.append(host)
         return host
@@ -124,9 +133,9 @@ class GradeDispatcher:
         is_async = await host.start.remote()
         self.up.append(host)
         for index in range(self.config.processes):
-            self.queue.add_slot(RemoteSlot(host, index, f"host-{number}/{index}"))
+            self.queue.add_slot(RemoteSlot(host, index, f"host-{number}/{index}", self.since))
         if any(is_async):
-            self.queue.add_loop(RemoteSlot(host, None, f"host-{number}/loop"))
+            self.queue.add_loop(RemoteSlot(host, None, f"host-{number}/loop", self.since))
 
     async def attach(self, plan: str = "", worker: str = "") -> None:
         """A Grade actor of a plan is up: the run should have as many hosts as its widest plan has such actors.
@@ -190,6 +199,21 @@ class GradeDispatcher:
         await self.start()
         kept = sum(map(len, self.results.values()))
         return {"hosts": len(self.up), "kept": kept, "pid": os.getpid(), **self.queue.stats()}
+
+    async def doing(self) -> list[str]:
+        """What a stalled run shows of grading; a host that does not answer is started again."""
+        stats = self.queue.stats() if self.up else {"running": 0, "queued": 0}
+        lines = [f"{stats['running']} samples run, {stats['queued']} wait", *oldest(self.since), *stacks()]
+        for number, host in enumerate(self.up):
+            try:
+                async with asyncio.timeout(ANSWER_S / 2):
+                    lines += [f"host-{number}: {line}" for line in await host.doing.remote()]
+            except TimeoutError:
+                lines.append(f"host-{number}: does not answer, and is started again")
+                ray.kill(host, no_restart=False)
+            except ray.exceptions.RayActorError as error:
+                lines.append(f"host-{number}: {error}")
+        return lines
 
     async def close(self) -> None:
         """Ends every host with its processes."""

@@ -9,6 +9,7 @@ import asyncio
 from raypipe.config import GraderConfig
 from raypipe.grading.processes import GraderProcesses
 from raypipe.grading.results import Reply, Sample
+from raypipe.watchdog import stacks
 
 START_LIMIT_S = 600.0
 
@@ -36,6 +37,10 @@ class GraderHost:
         """Returns when the slot has a process. Raises GraderStartError if it gets none any more."""
         await self.start()
         await self.processes.ready(slot)
+
+    async def doing(self) -> list[str]:
+        """What a stalled run shows of this host."""
+        return stacks()
 
     async def close(self) -> None:
         await self.processes.close()

@@ -1,7 +1,8 @@
 """Score: has resident models look at each graded sample, and adds what they say of its tokens.
 
 In: PROMPT_COLUMNS, GENERATE_COLUMNS and GRADE_COLUMNS. Out: SCORE_COLUMNS. The stage is thin: the scorers and their
-weights outlive the plan. A sample that is not trained on (held out, failed) is passed on without being scored.
+weights outlive the plan. A sample that is not trained on (held out, failed) is passed on without being scored. One that
+a scorer fails at is tried once more, by another if there is one, and then marked: its group goes on without it.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import ray
 
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, SCORE_COLUMNS, add_columns, check_columns
 
+ATTEMPTS = 2
 READS = ("sample_id", "purpose", "min_version", "grade_status", "prompt_ids", "response_ids")
 
 
@@ -33,11 +35,14 @@ class Score:
         return add_columns(table, await asyncio.gather(*map(self._score, rows)), SCORE_COLUMNS)
 
     async def _score(self, row: dict[str, Any]) -> dict[str, Any]:
-        nothing: dict[str, Any] = {"ref_logprobs": [], "old_logprobs": [], "values": []}
+        nothing: dict[str, Any] = {"ref_logprobs": [], "old_logprobs": [], "values": [], "score_error": ""}
         if row["purpose"] != "train" or row["grade_status"] != "ok" or not row["response_ids"]:
             return nothing | {"scoring": "[]"}
         sample = {name: row[name] for name in ("prompt_ids", "response_ids", "min_version")}
-        found = await asyncio.gather(*(self._call(role, sample) for role in self.scorers))
+        try:
+            found = await asyncio.gather(*(self._call(role, sample) for role in self.scorers))
+        except ray.exceptions.RayError as error:
+            return nothing | {"scoring": "[]", "score_error": str(error)[:2000]}
         calls = [{name: result[name] for name in ("scorer", "start", "end")} for result in found]
         return {
             **nothing,
@@ -46,10 +51,19 @@ class Score:
         }
 
     async def _call(self, role: str, sample: dict[str, Any]) -> dict[str, Any]:
-        """Asks the role's scorer with the fewest samples. Ray repeats the call when a scorer dies and comes back."""
-        name = min(self.scorers[role], key=lambda name: self.in_flight[name])
-        self.in_flight[name] += 1
-        try:
-            return await self.scorers[role][name].score.remote(sample)
-        finally:
-            self.in_flight[name] -= 1
+        """Asks the role's scorer with the fewest samples. Ray repeats the call when a scorer dies and comes back.
+
+        Raises RayError when a second one failed at the sample too.
+        """
+        tried: list[str] = []
+        while True:
+            name = min(self.scorers[role], key=lambda name: (name in tried, self.in_flight[name]))
+            self.in_flight[name] += 1
+            try:
+                return await self.scorers[role][name].score.remote(sample)
+            except ray.exceptions.RayError:
+                tried.append(name)
+                if len(tried) == ATTEMPTS:
+                    raise
+            finally:
+                self.in_flight[name] -= 1

@@ -1,0 +1,131 @@
+"""A run under faults, end to end on real parts: what dies is started again, no sample is lost or used twice, and
+SIGTERM leaves a checkpoint and no process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import psutil
+import pytest
+from test_train import ROOT, Workplace
+
+PROMPTS, SAMPLES = 8, 4
+OVERRIDES = (
+    "run.iterations=1000", "data.val_files=[]", f"data.train_batch_size={PROMPTS}", f"rollout.n={SAMPLES}",
+    "rollout.max_response_length=8", "checkpoint.every=1", "log.samples=100000", "train.lr=1e-3",
+)  # fmt: skip
+
+
+class Faults:
+    """A run in a process of its own."""
+
+    def __init__(self, workplace: Workplace, name: str, *overrides: str):
+        self.folder = workplace.folder / "runs" / name
+        self.log = workplace.folder / f"{name}.log"
+        command = [
+            sys.executable, "-m", "raypipe.train", "--config", str(workplace.folder / "config.yaml"),
+            f"run.name={name}", *OVERRIDES, *overrides,
+        ]  # fmt: skip
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=dict(os.environ))
+
+    def lines(self) -> list[dict]:
+        path = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_for(self, iterations: int) -> None:
+        deadline = time.monotonic() + 240
+        while len(self.lines()) < iterations:
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            assert time.monotonic() < deadline, self.log.read_text()[-4000:]
+            time.sleep(0.1)
+
+    def signal(self, part_of_command: str, number: signal.Signals) -> None:
+        [found, *_] = [
+            process
+            for process in psutil.Process(self.process.pid).children(recursive=True)
+            if part_of_command in " ".join(process.cmdline())
+        ]
+        found.send_signal(number)
+
+    def stop(self, number: signal.Signals) -> float:
+        """Seconds from the signal to the end of the process."""
+        start = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(60)
+        return time.monotonic() - start
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory) -> Workplace:
+    return Workplace(tmp_path_factory.mktemp("faults"))
+
+
+def check_ledger(run: Faults) -> None:
+    """Every iteration is there once, with each of its samples once."""
+    lines = run.lines()
+    assert [line["iteration"] for line in lines] == list(range(len(lines)))
+    for number in range(len(lines)):
+        text = (run.folder / "samples" / f"it_{number:06d}.jsonl").read_text()
+        ids = Counter(json.loads(line)["sample_id"] for line in text.splitlines())
+        assert ids == Counter(f"{number}/{group}/{member}" for group in range(PROMPTS) for member in range(SAMPLES))
+
+
+def left_running(workplace: Workplace) -> str:
+    return subprocess.run(["pgrep", "-fa", str(workplace.folder)], capture_output=True, text=True).stdout
+
+
+def test_a_run_survives_its_parts_and_stops_in_good_order(workplace):
+    run = Faults(workplace, "faults")
+    try:
+        run.wait_for(1)
+        for part in ("RayTrainWorker", "EngineCore", "PlanServer", "GradeDispatcher"):
+            before = len(run.lines())
+            run.signal(part, signal.SIGKILL)
+            run.wait_for(before + 2)
+        assert run.stop(signal.SIGTERM) < 30
+    finally:
+        run.process.kill()
+    log = run.log.read_text()
+    assert run.process.returncode == 128 + signal.SIGTERM, log[-4000:]
+    assert "the learner was lost and goes on from iteration" in log
+    check_ledger(run)
+    done = len(run.lines())
+    assert f"the state after {done} iterations is saved; go on with run.resume=auto" in log
+    assert left_running(workplace) == ""
+    # It goes on as if nothing had been, and a second Ctrl-C does not wait for anything.
+    run = Faults(workplace, "faults", "run.resume=auto")
+    try:
+        run.wait_for(done + 1)
+        run.process.send_signal(signal.SIGINT)
+        assert run.stop(signal.SIGINT) < 15
+    finally:
+        run.process.kill()
+    assert run.process.returncode == 128 + signal.SIGINT
+    check_ledger(run)
+    assert left_running(workplace) == ""
+
+
+def test_what_does_not_answer_is_started_again_and_a_run_that_stands_still_ends(workplace):
+    run = Faults(workplace, "stalled", "watchdog.stall_s=15", "watchdog.fail_s=40", "watchdog.sample_s=30")
+    try:
+        run.wait_for(1)
+        run.signal("GradeDispatcher", signal.SIGSTOP)
+        run.wait_for(len(run.lines()) + 2)
+        log = run.log.read_text()
+        assert "nothing has moved for" in log and "grading: does not answer, and is started again" in log
+        run.signal("RayTrainWorker", signal.SIGSTOP)
+        run.process.wait(180)
+    finally:
+        run.process.kill()
+    log = run.log.read_text()
+    assert run.process.returncode == 1, log[-4000:]
+    assert "error: nothing has moved for" in log and "over watchdog.fail_s=40" in log
+    assert "engine-0: weights" in log and "learner-0: " in log, "who does what"
+    assert f"the state after {len(run.lines())} iterations is saved; the learner did not end in watchdog.stop_s" in log
+    check_ledger(run)
+    assert left_running(workplace) == ""
