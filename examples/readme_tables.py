@@ -9,8 +9,8 @@ import re
 import sys
 from pathlib import Path
 
-from raypipe.config import Config, GraderConfig
-from raypipe.config_file import default_of
+from raypipe.config import Config
+from raypipe.config_file import LISTS, default_of
 from raypipe.metrics import METRICS
 
 README = Path(__file__).parents[1] / "README.md"
@@ -20,7 +20,9 @@ def config_table() -> str:
     lines = ["| key | default | meaning |", "|---|---|---|"]
     for part in dataclasses.fields(Config):
         lines += _rows(part.type, f"{part.name}.")
-    return "\n".join([*lines, *_rows(GraderConfig, "grade.graders[].")])
+    for name, cls in LISTS.items():
+        lines += _rows(cls, f"{name}[].")
+    return "\n".join(lines)
 
 
 def _rows(cls: type, prefix: str) -> list[str]:

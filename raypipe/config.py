@@ -218,6 +218,14 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class StageConfig:
+    path: str = key(MISSING, "package.module:Name or path/to/file.py:name of a class or function of pyarrow tables")
+    after: str = key("grade", "the stage that it follows: generate | grade | score")
+    kwargs: dict[str, Any] = key({}, "arguments of the class's constructor")
+    actors: int = key(1, "processes that run it, each one block at a time unless it is async")
+
+
+@dataclass(frozen=True)
 class PipelineConfig:
     max_staleness: int = key(
         0, "iterations that are generated while the learner trains, on weights up to so many versions old; 0: on-policy"
@@ -231,6 +239,7 @@ class PipelineConfig:
     plans_ahead: int = key(
         1, "plans that are open behind the one at work, max_staleness at least; more where iterations take few seconds"
     )
+    stages: list[StageConfig] = key([], "stages of your own in the plan, in their order")
 
 
 @dataclass(frozen=True)
@@ -338,6 +347,11 @@ def scorer_roles(config: Config) -> tuple[str, ...]:
 
 def grader_name(grader: GraderConfig) -> str:
     return grader.name or grader.path.rpartition(":")[2]
+
+
+def stage_name(stage: StageConfig) -> str:
+    """Its name on Ray's dashboard."""
+    return stage.path.rpartition(":")[2]
 
 
 def grader_actors(config: Config) -> tuple[int, int]:

@@ -29,6 +29,7 @@ CHOICES = {
     "algorithm.old_logprobs": ("auto", "engine", "scorer", "learner"),
     "algorithm.tis": ("auto", "off", "token", "sequence"),
     "algorithm.loss_agg": ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "dr_grpo"),
+    "pipeline.stages.after": ("generate", "grade", "score"),
     "train.lr_schedule": ("constant", "linear", "cosine"),
 }
 # Inclusive bounds; the name of a bound that is left out is None.
@@ -100,6 +101,7 @@ BOUNDS = {
     "train.threads": (0, None),
     "pipeline.max_staleness": (0, 8),
     "pipeline.plans_ahead": (1, 8),
+    "pipeline.stages.actors": (1, None),
     "watchdog.stall_s": (1, None),
     "watchdog.fail_s": (1, None),
     "watchdog.sample_s": (0.1, None),

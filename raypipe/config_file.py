@@ -16,8 +16,11 @@ import yaml
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from raypipe.config import Config, GraderConfig, starts_elsewhere
+from raypipe.config import Config, GraderConfig, StageConfig, starts_elsewhere
 from raypipe.config_checks import check, check_across
+
+# Keys that are lists of mappings.
+LISTS: dict[str, type] = {"grade.graders": GraderConfig, "pipeline.stages": StageConfig}
 
 
 def load_config(
@@ -65,8 +68,8 @@ def help_text() -> str:
     for part in dataclasses.fields(Config):
         lines.append(f"\n{part.name}:")
         lines += _help_lines(part.type, part.name)
-    lines.append("\nEach entry of grade.graders:")
-    lines += _help_lines(GraderConfig, "")
+    for name, cls in LISTS.items():
+        lines += [f"\nEach entry of {name}:", *_help_lines(cls, "")]
     return "\n".join(lines)
 
 
@@ -83,15 +86,17 @@ def _resolve_paths(config: Config, base: Path) -> Config:
         train_files=[resolve_path(name, base) for name in config.data.train_files],
         val_files=[resolve_path(name, base) for name in config.data.val_files],
     )
-    graders = [dataclasses.replace(grader, path=_resolve_grader(grader.path, base)) for grader in config.grade.graders]
+    graders = [dataclasses.replace(grader, path=_resolve_code(grader.path, base)) for grader in config.grade.graders]
+    stages = [dataclasses.replace(stage, path=_resolve_code(stage.path, base)) for stage in config.pipeline.stages]
     model = dataclasses.replace(config.model, path=resolve_path(config.model.path, base))
     grade = dataclasses.replace(config.grade, graders=graders)
     resume = resolve_path(config.run.resume, base) if starts_elsewhere(config) else config.run.resume
     run = dataclasses.replace(config.run, dir=str(Path(config.run.dir).expanduser().resolve()), resume=resume)
-    return dataclasses.replace(config, run=run, model=model, data=data, grade=grade)
+    pipeline = dataclasses.replace(config.pipeline, stages=stages)
+    return dataclasses.replace(config, run=run, model=model, data=data, grade=grade, pipeline=pipeline)
 
 
-def _resolve_grader(path: str, base: Path) -> str:
+def _resolve_code(path: str, base: Path) -> str:
     file, colon, name = path.rpartition(":")
     return f"{resolve_path(file, base)}:{name}" if colon and file.endswith(".py") else path
 
@@ -146,13 +151,13 @@ def _refuse_unknown_keys(node: Any, cls: type, prefix: str, path: Path) -> None:
                     f"{path}: {full} must be a mapping of its keys, {', '.join(_names(kind))}; got {value}"
                 )
             _refuse_unknown_keys(value, cast(type, kind), f"{full}.", path)
-        elif full == "grade.graders" and OmegaConf.is_list(value):
+        elif full in LISTS and OmegaConf.is_list(value):
             for i, entry in enumerate(value):
                 if not OmegaConf.is_dict(entry):
                     raise ValueError(
                         f"{path}: {full}.{i} must be a mapping such as {{path: module:Name}}; got {entry!r}"
                     )
-                _refuse_unknown_keys(entry, GraderConfig, f"{full}.{i}.", path)
+                _refuse_unknown_keys(entry, LISTS[full], f"{full}.{i}.", path)
 
 
 def _suggest(name: str, prefix: str, known: dict) -> str:

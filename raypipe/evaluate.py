@@ -75,7 +75,8 @@ def run(config: Config, out: Path) -> dict[str, Any]:
 
 def evaluate(config: Config, prompts: Sequence[Any], actors: Any, out: Path, number: int = 0) -> dict[str, Any]:
     """Samples and grades `prompts` (of `prompts.py`) on `actors` (`ResidentActors`), writes `out`, prints a table."""
-    from raypipe.sampling import sample_prompts, write_samples_file
+    from raypipe.sample_files import write_samples_file
+    from raypipe.sampling import sample_prompts
 
     rows = sample_prompts(config, prompts, "heldout", config.eval.n, actors, number)
     summary = summarize(config, rows)

@@ -75,27 +75,33 @@ def check_keep(keep: str) -> float | None:
     return None
 
 
-def run(config: Config, out: Path, keep: str) -> None:
-    """Generates on a Ray of its own and writes what is kept to `out`."""
+def run(config: Config, out: Path | None, keep: str) -> list[Row]:
+    """Generates on a Ray of its own; returns what is kept, and writes it to `out` if there is one."""
     from raypipe.preflight import preflight_sampling
     from raypipe.sampling import resident_actors
 
     prompts, demands = preflight_sampling(config, config.data.train_files)
     with resident_actors(config, demands) as actors:
-        generate(config, prompts.prompts, actors, out, keep)
+        return generate(config, prompts.prompts, actors, out, keep)
 
 
-def generate(config: Config, prompts: Sequence[Any], actors: Any, out: Path, keep: str, number: int = 0) -> None:
-    """Samples and grades `prompts` (of `prompts.py`) on `actors` (`ResidentActors`) and writes what is kept."""
-    from raypipe.sampling import sample_prompts, write_samples_file
+def generate(
+    config: Config, prompts: Sequence[Any], actors: Any, out: Path | None, keep: str, number: int = 0
+) -> list[Row]:
+    """Samples and grades `prompts` (of `prompts.py`) on `actors` (`ResidentActors`); returns what is kept, and writes
+    it."""
+    from raypipe.sample_files import write_samples_file
+    from raypipe.sampling import sample_prompts
 
     rows = sample_prompts(config, prompts, "train", config.rollout.n, actors, number)
     chosen = select(rows, keep)
-    write_samples_file(out, chosen)
     scores = [row["score"] for row in rows if row["grade_status"] == "ok"]
     mean = f", mean score {sum(scores) / len(scores):.4f}" if scores else ""
     print(f"{len(rows)} samples of {len(prompts)} prompts, {len(scores)} graded ok{mean}")
-    print(f"wrote {len(chosen)} of them to {out} (--keep {keep})")
+    if out:
+        write_samples_file(out, chosen)
+        print(f"wrote {len(chosen)} of them to {out} (--keep {keep})")
+    return chosen
 
 
 def select(rows: Sequence[Row], keep: str) -> list[Row]:

@@ -9,6 +9,7 @@ a user can choose one before a run depends on it.
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -21,12 +22,10 @@ from typing import Any
 
 import yaml
 
-from raypipe.config import Config, DataConfig, GradeConfig, GraderConfig, RunConfig, grader_actors
+from raypipe.config import Config, GradeConfig, GraderConfig, RunConfig, grader_actors
 from raypipe.config_checks import check
 
 Rows = list[dict[str, Any]]
-# Where a response is looked for, unless --response names the column.
-RESPONSES = ("response", "response_text", "completion", "solution_str", "output")
 SAMPLES_PER_BLOCK = 16
 
 
@@ -38,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", required=True, nargs="+", help="parquet or JSONL files of prompts and responses")
     parser.add_argument("--out", help="write every row with its grades here (.parquet or .jsonl)")
     parser.add_argument("--kwargs", default="{}", help="arguments of the grader, as YAML or JSON")
-    parser.add_argument("--response", help=f"column of the response (default: the first of {', '.join(RESPONSES)})")
+    parser.add_argument("--response", help="column of the response (default: response, completion, output, ...)")
     parser.add_argument("--columns", default="{}", help="other columns of other names, e.g. '{prompt: input}'")
     parser.add_argument("--group-by", default="", help="column with the same value for samples of one prompt")
     parser.add_argument(
@@ -49,15 +48,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scope", choices=("sample", "group"), default="sample", help="what the grader sees at once")
     parser.add_argument("--compare-batches", default="", metavar="1,4,16", help="time the grader at these max_batch")
     options = parser.parse_args(arguments)
+    from raypipe.sample_files import read_generated, write_samples_file
+
     try:
         config = config_for(options)
         sizes = _sizes(options.compare_batches)
         out = _out_file(options.out)
-        rows = read(options)
+        columns = _mapping("--columns", options.columns)
+        rows = read_generated(options.data, columns, options.response or "", options.group_by)
         graded = grade_rows(config, rows)
         report(graded)
         if out:
-            write(out, graded)
+            write_samples_file(out, graded)
+            print(f"wrote {out}")
         compare(config, rows, sizes)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -67,9 +70,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def config_for(options: argparse.Namespace) -> Config:
     """The options as a config, checked like a run's."""
-    from raypipe.adapters import find_grader
-
-    find_grader(options.grader)
     grader = GraderConfig(
         path=options.grader,
         kwargs=_mapping("--kwargs", options.kwargs),
@@ -77,13 +77,15 @@ def config_for(options: argparse.Namespace) -> Config:
         max_batch=options.max_batch,
         timeout_s=options.timeout_s,
     )
-    config = Config(
-        run=RunConfig(name="grade"),
-        data=DataConfig(
-            train_files=list(options.data), columns=_mapping("--columns", options.columns), require_ground_truth=False
-        ),
-        grade=GradeConfig(graders=[grader], processes=options.processes),
-    )
+    return grading_config(grader, options.processes)
+
+
+def grading_config(grader: GraderConfig, processes: int) -> Config:
+    """A config for grading alone. Raises ValueError if there is no such grader, or a value is out of range."""
+    from raypipe.adapters import find_grader
+
+    find_grader(grader.path)
+    config = Config(run=RunConfig(name="grade"), grade=GradeConfig(graders=[grader], processes=processes))
     check(config)
     return config
 
@@ -116,96 +118,37 @@ def _out_file(name: str | None) -> Path | None:
     return path
 
 
-def read(options: argparse.Namespace) -> Rows:
-    """The file's rows as samples that have been generated (PROMPT_COLUMNS and GENERATE_COLUMNS)."""
-    from raypipe.prompt_rows import read_examples
-
-    data = DataConfig(columns=_mapping("--columns", options.columns), require_ground_truth=False)
-    rows: Rows = []
-    groups: dict[Any, list[int]] = {}
-    for number, example in enumerate(read_examples(options.data, data, "")):
-        extra = json.loads(example.extra_info)
-        wanted = [options.response] if options.response else RESPONSES
-        column = next((name for name in wanted if name in extra), None)
-        if column is None:
-            raise ValueError(
-                f"{example.place}: no response in the columns {wanted}, found {sorted(extra)}; name it with --response"
-            )
-        text = extra.pop(column)
-        if not isinstance(text, str) or any("\ud800" <= char <= "\udfff" for char in text):
-            raise ValueError(f"{example.place}: {column} is {text!r}; a response is Unicode text")
-        prompt = example.prompt if isinstance(example.prompt, str) else json.dumps(example.prompt)
-        if options.group_by and options.group_by not in extra:
-            raise ValueError(f"{example.place}: no column {options.group_by!r} (--group-by), found {sorted(extra)}")
-        groups.setdefault(extra[options.group_by] if options.group_by else prompt, []).append(number)
-        rows.append(
-            {
-                "sample_id": example.prompt_id,
-                "data_source": example.data_source,
-                "prompt": json.dumps(example.prompt),
-                "prompt_text": prompt,
-                "response_text": text,
-                "ground_truth": example.ground_truth,
-                "extra_info": json.dumps(extra),
-            }
-        )
-    for group_id, members in enumerate(groups.values()):
-        for member, number in enumerate(members):
-            rows[number] |= {"group_id": group_id, "member": member, "group_size": len(members)}
-    return rows
-
-
-def to_block(rows: Rows) -> Any:
-    """Rows as one block that the Grade stage takes; what grading does not look at is empty."""
-    import pyarrow as pa
-
-    from raypipe.rows import GENERATE_COLUMNS, PROMPT_COLUMNS
-
-    fill: dict[str, Any] = {
-        "prompt": '""',
-        "purpose": "train",
-        "prompt_id": "",
-        "generate_error": "",
-        "finish_reason": "stop",
-        "engine": "",
-    }
-    columns = {**PROMPT_COLUMNS, **GENERATE_COLUMNS}
-    empty = {name: [] if pa.types.is_list(dtype) else fill.get(name, 0) for name, dtype in columns.items()}
-    complete = [empty | {"generate_start": time.time(), "generate_end": time.time()} | row for row in rows]
-    return pa.table({name: pa.array([row[name] for row in complete], dtype) for name, dtype in columns.items()})
-
-
 def grade_rows(config: Config, rows: Rows, per_block: int = SAMPLES_PER_BLOCK) -> Rows:
-    """`rows` with their GRADE_COLUMNS, in the same order, graded by the plan's Grade stage on a Ray of its own."""
+    """`rows` (see `sample_files.generated_rows`) with their GRADE_COLUMNS, in the same order, graded by the plan's
+    Grade stage, on a Ray of its own unless there is one."""
     import ray
 
     from raypipe.console import Console
     from raypipe.grading.dispatcher import start_dispatcher
-    from raypipe.pipeline import Workers, build_grading_plan
-    from raypipe.runtime import start_ray
+    from raypipe.pipeline import Workers, build_plan
+    from raypipe.runtime import ray_session
+    from raypipe.sample_files import to_block
 
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # the executor runs in this process
-    start_ray(config, cpus=config.grade.processes)
-    console = Console(1)
-    try:
+    console = Console(1, config.log.quiet)
+    found: dict[str, dict[str, Any]] = {}
+    with ray_session(config, cpus=config.grade.processes), contextlib.closing(console):
         dispatcher = start_dispatcher(config.grade, grader_actors(config), "grade", config.grade.processes)
         try:
             ray.get(dispatcher.start.remote())
+            workers = Workers([], "grade/grade-dispatcher", grader_actors(config), {})
+            blocks = [to_block(rows[first : first + per_block]) for first in range(0, len(rows), per_block)]
+            console.start_iteration(0, len(rows))
+            for batch in build_plan("grade", blocks, workers, ["grade"]).iter_batches(
+                batch_size=None, batch_format="pyarrow", prefetch_batches=0
+            ):
+                found |= {row["sample_id"]: row for row in batch.to_pylist()}
+                console.progress("graded", len(found))
+            ray.get(dispatcher.close.remote())
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, ValueError) else error from None
-        workers = Workers([], "grade/grade-dispatcher", grader_actors(config), {})
-        blocks = [to_block(rows[first : first + per_block]) for first in range(0, len(rows), per_block)]
-        found: dict[str, dict[str, Any]] = {}
-        console.start_iteration(0, len(rows))
-        for batch in build_grading_plan("grade", blocks, workers).iter_batches(
-            batch_size=None, batch_format="pyarrow", prefetch_batches=0
-        ):
-            found |= {row["sample_id"]: row for row in batch.to_pylist()}
-            console.progress("graded", len(found))
-        ray.get(dispatcher.close.remote())
-    finally:
-        console.close()
-        ray.shutdown()
+        finally:
+            ray.kill(dispatcher)
     return [found[row["sample_id"]] for row in rows]
 
 
@@ -246,6 +189,7 @@ def compare(config: Config, rows: Rows, sizes: list[int]) -> None:
     """Prints samples a second of the grader at each `max_batch`, all queued at once, after a first call to warm up."""
     from raypipe.grading.pool import GradingPool
     from raypipe.rows import to_grade
+    from raypipe.sample_files import to_block
 
     async def measure(size: int) -> float:
         graders = [dataclasses.replace(grader, max_batch=size) for grader in config.grade.graders]
@@ -263,22 +207,6 @@ def compare(config: Config, rows: Rows, sizes: list[int]) -> None:
         print(
             f"max_batch={size:<4} {asyncio.run(measure(size)):10.1f} samples/s with {config.grade.processes} processes"
         )
-
-
-def write(path: Path, rows: Rows) -> None:
-    """Writes prompt, response, keys and grades of every row to a .parquet or .jsonl file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    names = ("sample_id", "data_source", "prompt_text", "response_text", "ground_truth", "extra_info", "score",
-             "grade_status", "grades")  # fmt: skip
-    kept = [{name: row[name] for name in names} for row in rows]
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(kept), path)
-    else:
-        none_for_nan = [row | {"score": row["score"] if row["grade_status"] == "ok" else None} for row in kept]
-        path.write_text("".join(json.dumps(row) + "\n" for row in none_for_nan))
-    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

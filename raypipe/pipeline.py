@@ -1,7 +1,7 @@
 """The plan: one PPO iteration as one Ray Data streaming execution.
 
     prompts ──► Generate ──► Grade ──► Score ──► streaming_split ──► one iterator per learner rank
-    (blocks)    engines      graders   scorers
+    (blocks)    engines      graders   scorers      (and behind each of them the user's own stages)
 
 In: an iteration's prompt rows. Out: graded rows. A block leaves a Ray Data task only when the task ends, so a block of
 `rollout.samples_per_block` samples is one task, and no stage rebundles. By default that is a prompt's whole group: the
@@ -11,6 +11,7 @@ project's only `map_batches` calls.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,10 @@ from ray.data._internal.execution.execution_callback import ExecutionCallback
 # Keeps the blocks as they are; from_items would split the rows anew, from_arrow runs a Ray task for each block.
 from ray.data.read_api import from_blocks
 
+from raypipe.config import StageConfig, stage_name
 from raypipe.stages.generate import Generate
 from raypipe.stages.grade import Grade
+from raypipe.stages.own import labelled
 from raypipe.stages.score import Score
 
 # Seconds that the executor sleeps in each turn while any task is unfinished, here always. Ray's wait adds as much to
@@ -70,6 +73,7 @@ class Workers:
     sampling: sampling settings by row purpose (see `Generate`).
     scorers: names of scorer actors by role (see `Score`); without any the plan has no Score stage.
     reserve: name of the actor that says which prompts in reserve are needed; empty: plans have no reserve.
+    stages: the user's own stages (pipeline.stages).
     """
 
     engines: list[str]
@@ -78,12 +82,31 @@ class Workers:
     sampling: dict[str, dict[str, Any]]
     scorers: dict[str, list[str]] = field(default_factory=dict)
     reserve: str = ""
+    stages: list[StageConfig] = field(default_factory=list)
 
 
-def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
-    """The streaming plan over `blocks` (tables of PROMPT_COLUMNS, one block each), named for the dashboard."""
+def build_plan(
+    name: str, blocks: list[pa.Table], workers: Workers, stages: Sequence[str] = ("generate", "grade", "score")
+) -> Dataset:
+    """The streaming plan over `blocks` (tables of PROMPT_COLUMNS, one block each), named for the dashboard.
+
+    Args:
+        stages: a part of the plan alone; its blocks have the columns of the stages before it already.
+    """
     set_context(DataContext.get_current())
-    generated = from_blocks(blocks).map_batches(
+    rows = from_blocks(blocks)
+    for stage in stages:
+        rows = STAGES[stage](rows, name, len(blocks), workers)
+        for own in workers.stages:
+            if own.after == stage:
+                rows = add_own(rows, len(blocks), own)
+    rows.set_name(name)
+    return rows
+
+
+def generate(prompts: Dataset, name: str, blocks: int, workers: Workers) -> Dataset:
+    """Adds the Generate stage to `prompts`, which has `blocks` blocks."""
+    return prompts.map_batches(
         Generate,
         fn_constructor_kwargs={
             "engines": workers.engines,
@@ -96,21 +119,8 @@ def build_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
         batch_format="pyarrow",
         num_cpus=0,
         # Every block may be at the engines at once: they have the queue, and the gate.
-        compute=ActorPoolStrategy(
-            size=1, max_concurrent_calls_per_actor=len(blocks), max_tasks_in_flight_per_actor=len(blocks)
-        ),
+        compute=ActorPoolStrategy(size=1, max_concurrent_calls_per_actor=blocks, max_tasks_in_flight_per_actor=blocks),
     )
-    scored = score(grade(generated, name, len(blocks), workers), len(blocks), workers)
-    scored.set_name(name)
-    return scored
-
-
-def build_grading_plan(name: str, blocks: list[pa.Table], workers: Workers) -> Dataset:
-    """The plan's last part alone, over `blocks` that have GENERATE_COLUMNS already."""
-    set_context(DataContext.get_current())
-    graded = grade(from_blocks(blocks), name, len(blocks), workers)
-    graded.set_name(name)
-    return graded
 
 
 def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Dataset:
@@ -134,7 +144,7 @@ def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Datas
     )
 
 
-def score(graded: Dataset, blocks: int, workers: Workers) -> Dataset:
+def score(graded: Dataset, name: str, blocks: int, workers: Workers) -> Dataset:
     """Adds the Score stage to `graded`, which has `blocks` blocks, if there are scorers."""
     if not workers.scorers:
         return graded
@@ -146,6 +156,23 @@ def score(graded: Dataset, blocks: int, workers: Workers) -> Dataset:
         num_cpus=0,
         compute=ActorPoolStrategy(size=1, max_concurrent_calls_per_actor=blocks, max_tasks_in_flight_per_actor=blocks),
     )
+
+
+def add_own(rows: Dataset, blocks: int, stage: StageConfig) -> Dataset:
+    """Adds one of the user's stages to `rows`, which has `blocks` blocks."""
+    return rows.map_batches(
+        labelled(stage_name(stage)),
+        fn_constructor_kwargs={"path": stage.path, "kwargs": stage.kwargs},
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=0,
+        compute=ActorPoolStrategy(
+            size=stage.actors, max_concurrent_calls_per_actor=blocks, max_tasks_in_flight_per_actor=blocks
+        ),
+    )
+
+
+STAGES = {"generate": generate, "grade": grade, "score": score}
 
 
 def set_context(context: DataContext) -> None:

@@ -101,12 +101,17 @@ def preflight_sampling(config: Config, files: list[str]) -> tuple[PromptSet, lis
 
 
 def check_parts(config: Config, files: list[str]) -> None:
-    """Raises ValueError unless all graders, the model folder and the prompt files are there."""
+    """Raises ValueError unless all graders, own stages, the model folder and the prompt files are there."""
     for i, grader in enumerate(config.grade.graders):
         try:
             find_grader(grader.path)
         except ValueError as error:
             raise ValueError(f"grade.graders.{i}.path={grader.path!r} ({grader_name(grader)}): {error}") from None
+    for i, stage in enumerate(config.pipeline.stages):
+        try:
+            find_grader(stage.path)
+        except ValueError as error:
+            raise ValueError(f"pipeline.stages.{i}.path={stage.path!r}: {error}") from None
     check_model_folder(config.model.path)
     check_context(config)
     for name in files:

@@ -21,7 +21,7 @@ import datetime
 import decimal
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,17 @@ def read_examples(files: list[str], config: DataConfig, base_dir: str | Path) ->
         ValueError: a bad file (see `read_rows`) or row, or an id that two rows share. The message names the file, the
             line (from 1, JSONL) or row (from 0, parquet), the value, the reason and the fix.
     """
+    yield from check_rows(read_rows(files, base_dir), config)
+
+
+def check_rows(rows: Iterable[FileRow], config: DataConfig) -> Iterator[Example]:
+    """Yields `rows` in order, checked as `read_examples` does."""
     for name in config.columns:
         if name not in COLUMNS:
             known = ", ".join(COLUMNS)
             raise ValueError(f"data.columns.{name} is not known; it has the keys {known} (for ids use data.id_key)")
     places: dict[str, str] = {}
-    for row in read_rows(files, base_dir):
+    for row in rows:
         with located(row.place):
             prompt_id = _prompt_id(row.values, config.id_key) if config.id_key else row.default_id
             if config.id_key and places.setdefault(prompt_id, row.place) != row.place:

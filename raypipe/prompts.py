@@ -13,7 +13,7 @@ those, because the template has written them.
 import json
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from raypipe.config import DataConfig
-from raypipe.prompt_rows import Example, read_examples
+from raypipe.prompt_files import FileRow, read_rows
+from raypipe.prompt_rows import Example, check_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,9 +71,16 @@ def load_prompts(
         ValueError: a bad file or row (see `read_examples`); a prompt that the chat template refuses or that has no
             tokens; an over-long prompt where data.overlong is "error", or nothing left where it is "drop".
     """
+    return prepare_prompts(read_rows(files, base_dir), config, tokenizer, files)
+
+
+def prepare_prompts(
+    rows: Iterable[FileRow], config: DataConfig, tokenizer: "PreTrainedTokenizerBase", files: Sequence[str] = ()
+) -> PromptSet:
+    """The same for `rows` (see `prompt_files.read_rows`); `files`: where they come from."""
     prompts: list[Prompt] = []
     dropped, shortest = 0, sys.maxsize
-    examples = read_examples(files, config, base_dir)
+    examples = check_rows(rows, config)
     while batch := list(islice(examples, PROMPTS_PER_BATCH)):
         for example, prompt in zip(batch, _encode(batch, tokenizer), strict=True):
             length = len(prompt.ids)

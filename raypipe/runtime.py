@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,19 @@ def start_ray(config: Config, cpus: float) -> None:
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def ray_session(config: Config, cpus: float) -> Iterator[None]:
+    """Ray while it is open: the one that this process has already (a notebook's), else one of its own."""
+    own = not ray.is_initialized()
+    if own:
+        start_ray(config, cpus)
+    try:
+        yield
+    finally:
+        if own:
+            ray.shutdown()
+
+
 class ResidentActors:
     """What the stages of every plan call, engines and grade dispatcher, as a context manager that leaves nothing
     running. This is all that a plan without a learner needs.
@@ -92,6 +105,7 @@ class ResidentActors:
             dispatcher=f"{name}/grade-dispatcher",
             grade_actors=grader_actors(config),
             sampling=sampling_settings(config),
+            stages=config.pipeline.stages,
         )
         try:
             # A grader whose constructor fails ends the run here, before any weight is loaded.

@@ -35,8 +35,8 @@ def write_samples(path: Path, rows: Iterable[Row], count: int) -> None:
     """Writes up to `count` of the best, of the worst and of the failed samples of each purpose, one JSON object a line.
 
     Each has: kind (best | worst | failed), purpose, sample_id, iteration, prompt_id, data_source, prompt, response,
-    ground_truth, score and advantage (null where there is none), status, grades (one object a grader), prompt_length
-    and response_length (tokens), finish_reason, generate_error.
+    ground_truth, extra_info, score and advantage (null where there is none), status, grades (one object a grader),
+    prompt_length and response_length (tokens), finish_reason, generate_error.
     """
     path.write_text("".join(to_json(sample) + "\n" for sample in pick(rows, count)), encoding="utf-8")
 
@@ -75,6 +75,7 @@ def describe(row: Row) -> dict[str, Any]:
         "prompt": row["prompt_text"],
         "response": row["response_text"],
         "ground_truth": json.loads(row["ground_truth"] or "null", parse_constant=lambda name: None),
+        "extra_info": json.loads(row["extra_info"] or "{}", parse_constant=lambda name: None),
         "score": _number(row["score"]),
         "advantage": _number(row.get("advantage")),
         "status": row["grade_status"],

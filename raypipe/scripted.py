@@ -94,6 +94,7 @@ def plan_run(config: Config, engines: list[Any], train: list[Prompt], heldout: l
         dispatcher=f"{name}/grade-dispatcher",
         grade_actors=grader_actors(config),
         reserve=reserve_name,
+        stages=config.pipeline.stages,
         sampling={"train": {**sampling, "temperature": 1.0}, "heldout": {**sampling, "temperature": 0.0}},
     )
     server = start_plan_server(config, train, heldout, workers)

@@ -11,10 +11,10 @@ import pytest
 import yaml
 from tiny_models import save_model, tiny_model
 
-from raypipe import evaluate, generate, grade
+from raypipe import evaluate, generate
 from raypipe.config import Config, EvalConfig
 from raypipe.config_file import load_config
-from raypipe.sampling import write_samples_file
+from raypipe.sample_files import read_generated, to_block
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,7 +23,8 @@ def row(group: int, member: int, score: float = 1.0, response: str = "4", status
     values = more.pop("values", {})
     return {
         "sample_id": f"0/{group}/{member}", "group_id": group, "member": member, "prompt_id": f"p{group}",
-        "data_source": "sums", "prompt_text": f"{group} + 1", "response_text": response, "ground_truth": '"4"',
+        "data_source": "sums", "prompt": json.dumps(f"{group} + 1"), "prompt_text": f"<|user|>{group} + 1",
+        "response_text": response, "ground_truth": '"4"',
         "extra_info": '{"index": 1}', "score": score if status == "ok" else math.nan, "grade_status": status,
         "grades": json.dumps([{"grader": "g", "status": status, "score": score, "values": values}]),
         "finish_reason": "stop", "generate_error": "", "prompt_length": 3, "response_length": 1, **more,
@@ -66,34 +67,6 @@ def test_summary_by_data_source():
     assert parts["code"]["pass@2"]["value"] == 0 and parts["code"]["truncated"] == 1
     assert parts["all"]["prompts"] == 3 and parts["all"]["samples"] == 6
     json.dumps(parts, allow_nan=False)
-
-
-@pytest.mark.parametrize("suffix", [".parquet", ".jsonl"])
-def test_a_file_of_samples_is_graded_again_with_the_same_keys(suffix, tmp_path):
-    rows = [row(0, 0, ground_truth='"007"'), row(0, 1, status="crash", ground_truth='"x"', response="\u202e\x00<b>")]
-    write_samples_file(tmp_path / f"s{suffix}", rows)
-    options = grade_options(tmp_path / f"s{suffix}")
-    again = grade.read(options)
-    assert [r["ground_truth"] for r in again] == ['"007"', '"x"']
-    assert [r["response_text"] for r in again] == ["4", "\u202e\x00<b>"]
-    assert json.loads(again[0]["extra_info"])["index"] == 1
-    assert [r["group_size"] for r in again] == [2, 2]
-
-
-def test_ground_truths_that_are_no_text(tmp_path):
-    rows = [row(0, 0, ground_truth='{"tests": [1, null]}'), row(1, 0, ground_truth="4"), row(2, 0, ground_truth="null")]
-    write_samples_file(tmp_path / "s.jsonl", rows)
-    lines = [json.loads(line) for line in (tmp_path / "s.jsonl").read_text().splitlines()]
-    assert [line["ground_truth"] for line in lines] == [{"tests": [1, None]}, 4, None]
-    write_samples_file(tmp_path / "s.parquet", rows)
-    assert pq.read_table(tmp_path / "s.parquet")["ground_truth"].to_pylist() == ['{"tests": [1, null]}', "4", None]
-
-
-def grade_options(path: Path):
-    class Options:
-        data, columns, response, group_by = [str(path)], "{}", None, ""
-
-    return Options()
 
 
 @pytest.mark.parametrize(
@@ -169,7 +142,7 @@ def key(row: dict) -> str:
 @pytest.fixture(scope="module")
 def made(workplace, ray_session) -> Path:
     """One engine start: an evaluation with samples, a greedy one, its repetition, and a generation."""
-    from raypipe.pipeline import build_grading_plan
+    from raypipe.pipeline import build_plan
     from raypipe.preflight import preflight_sampling
     from raypipe.runtime import ResidentActors
 
@@ -186,9 +159,9 @@ def made(workplace, ray_session) -> Path:
         generate.generate(sampled, train.prompts, actors, workplace / "all.parquet", "all", 3)
         generate.generate(sampled, train.prompts, actors, workplace / "best.jsonl", "best", 4)
         # What raypipe.grade does with the file, on the graders that are there.
-        block = grade.to_block(grade.read(grade_options(workplace / "all.parquet")))
-        regraded = build_grading_plan("again", [block], actors.workers).take_all()
-        scores = {key(json.loads(row["extra_info"])): row["score"] for row in regraded}
+        block = to_block(read_generated([str(workplace / "all.parquet")], {}))
+        regraded = build_plan("again", [block], actors.workers, ["grade"]).take_all()
+        scores = {key(row): row["score"] for row in regraded}
         (workplace / "again.json").write_text(json.dumps(scores))
     return workplace
 
@@ -221,6 +194,9 @@ def test_greedy_evaluation_repeats(made):
 def test_generated_samples_are_graded_again_to_the_same_scores(made):
     rows = pq.read_table(made / "all.parquet").to_pylist()
     assert len(rows) == 48 and max(r["response_length"] for r in rows) <= 16
+    for row in rows:
+        assert len(row["response_ids"]) == len(row["engine_logprobs"]) == row["response_length"]
+        assert json.loads(row["extra_info"]).keys() == {"index"}
     best = [json.loads(line) for line in (made / "best.jsonl").read_text().splitlines()]
     assert len(best) == 12 and len({r["prompt_id"] for r in best}) == 12
     again = json.loads((made / "again.json").read_text())

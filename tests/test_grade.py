@@ -42,9 +42,11 @@ def test_a_parquet_file_of_verl_rows_is_graded_and_written_with_its_grades(tmp_p
         "--compare-batches", "1,8",
     )  # fmt: skip
     scored = pq.read_table(out).to_pylist()
-    assert [row["response_text"] for row in scored] == ANSWERS * 10
+    assert [row["response"] for row in scored] == ANSWERS * 10
     assert [row["score"] for row in scored] == [1.0, 0.0, 1.0, 0.0] * 10
     assert {row["grade_status"] for row in scored} == {"ok"}
+    assert [json.loads(row["prompt"]) for row in scored] == [PROMPT] * 40
+    assert {row["ground_truth"] for row in scored} == {"42"}
     assert "40 samples: 40 ok" in printed and "mean 0.5000" in printed and "slowest samples" in printed
     for size in (1, 8):
         (line,) = [line for line in printed.splitlines() if line.startswith(f"max_batch={size} ")]
@@ -83,7 +85,7 @@ ROW = {"prompt": "6*7?", "answer": "42", "response": "42"}
         ([ROW], [*MATH, "--max-batch", "0"], ["max_batch=0", "at least 1"]),
         ([ROW], [*MATH, "--group-by", "id"], ["samples.jsonl", "1", "'id' (--group-by)"]),
         ([ROW], [*MATH, "--response", "reply"], ["samples.jsonl", "'reply'", "--response"]),
-        ([ROW, {"prompt": "?"}], MATH, ["samples.jsonl", "2", "no response"]),
+        ([ROW, {"prompt": "?"}], MATH, ["samples.jsonl", "line 2", "no response"]),
         ([{**ROW, "response": 7}], MATH, ["samples.jsonl", "response is 7"]),
         ([{**ROW, "response": "\ud800"}], MATH, ["samples.jsonl", "Unicode text"]),
         ([{"response": "7"}], MATH, ["samples.jsonl", "no prompt"]),

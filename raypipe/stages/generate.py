@@ -28,7 +28,7 @@ class Generate:
     engines: names of the engine actors.
     plan: key of the plan; `abort(plan)` on an engine ends all that it asked for.
     sampling: sampling settings by the row's `purpose`, e.g. {"train": {"temperature": 1.0, ...}}.
-    listener: name of an actor whose `hint` is called with each finished sample (`rows.to_grade`).
+    listener: name of an actor whose `hint` is called with each finished sample (`rows.to_grade`); empty: there is none.
     reserve: name of the actor that knows which prompts are needed; empty: there is no reserve.
     attempts: how many engines a sample may try when engines die under it.
     """
@@ -38,7 +38,7 @@ class Generate:
         attempts: int = 3,
     ):  # fmt: skip
         self.engines = {name: ray.get_actor(name) for name in engines}
-        self.listener = ray.get_actor(listener)
+        self.listener = ray.get_actor(listener) if listener else None
         self.reserve: Any = ray.get_actor(reserve) if reserve else None
         self.plan = plan
         self.sampling = sampling
@@ -62,7 +62,8 @@ class Generate:
         generated = await self._generate(row)
         if self.enough and row["purpose"] == "train":  # its group was not complete when enough others were
             return generated | {"finish_reason": "surplus"}
-        self.listener.hint.remote(to_grade(row | generated, self.plan))
+        if self.listener:
+            self.listener.hint.remote(to_grade(row | generated, self.plan))
         return generated
 
     async def _abort_surplus(self) -> None:
