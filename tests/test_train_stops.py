@@ -8,9 +8,10 @@ from simulated_runs import T, simulated_rows
 
 from raypipe.config import Config, GradeConfig, LogConfig, RunConfig, TrainConfig
 from raypipe.console import Console
+from raypipe.logbook import Logbook, stop_if_grading_fails, stop_if_most_fail, stop_if_steps_fail
 from raypipe.loggers import Tracker
 from raypipe.run_folder import RunFolder, read_lines
-from raypipe.train import stop_if_grading_fails, stop_if_most_fail, stop_if_steps_fail, stop_if_unsaved, write_down
+from raypipe.train import stop_if_unsaved
 
 
 def row(*statuses, finish_reason="stop"):
@@ -75,10 +76,10 @@ def test_all_samples_of_a_skipped_step_are_kept_though_none_is_asked_for(tmp_pat
     folder = RunFolder(tmp_path, resumed=False)
     (tmp_path / "samples").mkdir()
     rows = simulated_rows(random.Random(0), 0, T, ("math",), 0.5, hostile=False)
-    console = Console(4, quiet=True)
+    log = Logbook(config, folder, Console(4, quiet=True), Tracker(lambda *_: None, lambda: None), T)
     for iteration, skipped in enumerate([0.0, 1.0]):
         record = {"rows": rows, "spans": [], "metrics": {metric: skipped}}
-        write_down(config, folder, console, Tracker(lambda *_: None, lambda: None), iteration, [record], T)
+        log.write(iteration, [record])
         kept = [line["sample_id"] for line in read_lines(folder.samples(iteration))]
         assert sorted(kept) == (sorted(row["sample_id"] for row in rows) if skipped else [])
 

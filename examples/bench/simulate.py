@@ -47,10 +47,10 @@ from raypipe.config import (
 )
 from raypipe.console import Console
 from raypipe.engines.scripted import LongTail
+from raypipe.logbook import Logbook
 from raypipe.loggers import open_loggers
 from raypipe.run_folder import open_run
 from raypipe.scripted import scripted_run
-from raypipe.train import write_down
 
 NODES, ENGINES, RANKS, GROUP = 3, 4, 2, 16
 TOKENS = LongTail(median=150, sigma=0.7, most=1024)
@@ -161,8 +161,8 @@ def simulate(config: Config, rate: float, seconds_per_token: float = SECONDS_PER
     engine = {"tokens": TOKENS, "seconds_per_token": seconds_per_token, "concurrency": slots, "engines": ENGINES}
     folder = open_run(config, dataclasses.asdict(config))
     console = Console(config.run.iterations, quiet=True, stream=io.StringIO())
-    tracker = open_loggers([], folder, {}, 0)
-    metrics, memory, end = [], [], 0.0
+    log = Logbook(config, folder, console, open_loggers([], folder, {}, 0))
+    metrics, memory = [], []
     rank: Any = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(scripted_learner.Rank)
     with tempfile.TemporaryDirectory() as meeting, Usage() as usage, scripted_run(config, prompts, **engine) as run:
         ranks = [rank.remote(i, RANKS, f"{meeting}/ranks") for i in range(RANKS)]
@@ -174,11 +174,10 @@ def simulate(config: Config, rate: float, seconds_per_token: float = SECONDS_PER
         }
         lasting = {name: psutil.Process(pid) for name, pid in pids.items()}
         for iteration in range(config.run.iterations):
-            while (records := ray.get(run.server.take_reports.remote(iteration, 0.5))) is None:
+            while (records := ray.get(run.server.told.remote(iteration, 0, 0.5)).records) is None:
                 done, _ = ray.wait(learning, timeout=0)
                 ray.get(done)
-            end, line = write_down(config, folder, console, tracker, iteration, records, end)
-            metrics.append(line)
+            metrics.append(log.write(iteration, records))
             memory.append({name: process.memory_info().rss / 1e6 for name, process in lasting.items()})
         ray.get(learning)
         for actor in ranks:
