@@ -53,7 +53,7 @@ def learn(job: dict[str, Any]) -> None:
             role.
     """
     server, rank = job["server"], dist.get_rank()
-    agreed = [ray.get(server.begin.remote()) if rank == 0 else 0]
+    agreed = [ray.get(server.begin.remote(ray.util.get_current_placement_group())) if rank == 0 else 0]
     dist.broadcast_object_list(agreed)
     [attempt] = agreed
     spans = Spans(rank)
