@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import ray
 from ray.actor import ActorHandle
 
-from raypipe.config import Config
+from raypipe.config import Config, engine_count
 from raypipe.engines.gate import Gate
 from raypipe.engines.weight_store import ensure_version, load_newest, start_store
 from raypipe.rows import TOO_LONG
@@ -53,7 +53,7 @@ def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
     num_gpus = engine.num_gpus if engine.num_gpus >= 0 else engine.tensor_parallel_size * gpus
     actor: Any = ray.remote(VLLMEngine)
     started = []
-    for i in range(engine.count):
+    for i in range(engine_count(config)):
         shared = config.pipeline.colocate and gpus
         anywhere = {"num_gpus": num_gpus, "label_selector": engine.node_labels}
         place, gpu_ids = place_engine(config) if shared else (anywhere, [])
