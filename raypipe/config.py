@@ -27,7 +27,11 @@ def section(cls: type) -> Any:
 class RunConfig:
     name: str = key("run", "name of the run; its folder is run.dir/run.name")
     dir: str = key("runs", "folder that holds the run folders")
-    resume: str = key("never", "never: refuse a name in use | auto: go on from the last checkpoint if there is one")
+    resume: str = key(
+        "never",
+        "never: refuse a name in use | auto: go on from the last checkpoint if there is one | PATH of a checkpoint or "
+        "run: a new run that goes on from there",
+    )
     seed: int = key(0, "seed of the prompt order, the sampling and the learner")
     iterations: int = key(100, "PPO iterations to run")
 
@@ -253,6 +257,7 @@ class WatchdogConfig:
 class CheckpointConfig:
     every: int = key(50, "iterations between checkpoints; 0: only at the end")
     keep_last: int = key(2, "newest checkpoints that are kept")
+    keep_every: int = key(0, "checkpoints whose iteration is a multiple of this are kept too; 0: none")
 
 
 @dataclass(frozen=True)
@@ -313,6 +318,11 @@ def importance(config: Config) -> str:
 def heldout_response_length(config: Config) -> int:
     """Longest response in tokens of a held-out sample."""
     return config.eval.max_response_length or config.rollout.max_response_length
+
+
+def starts_elsewhere(config: Config) -> bool:
+    """Whether run.resume names a checkpoint."""
+    return config.run.resume not in ("never", "auto")
 
 
 def extra_prompts(config: Config) -> int:

@@ -15,7 +15,6 @@ from raypipe.config import Config, GraderConfig, grader_actors, grader_name, imp
 from raypipe.placement import check_labels
 
 CHOICES = {
-    "run.resume": ("never", "auto"),
     "model.dtype": ("auto", "float32", "bfloat16"),
     "model.attention": ("sdpa", "eager", "flash_attention_2"),
     "data.overlong": ("drop", "error"),
@@ -109,6 +108,7 @@ BOUNDS = {
     "watchdog.stop_s": (0, 600),
     "checkpoint.every": (0, None),
     "checkpoint.keep_last": (1, None),
+    "checkpoint.keep_every": (0, None),
     "eval.every": (0, None),
     "eval.n": (1, None),
     "eval.temperature": (0, None),

@@ -16,7 +16,7 @@ import yaml
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from raypipe.config import Config, GraderConfig, StageConfig
+from raypipe.config import Config, GraderConfig, StageConfig, starts_elsewhere
 from raypipe.config_checks import check, check_across
 
 # Keys that are lists of mappings.
@@ -40,12 +40,14 @@ def load_config(
     merged = _read_yaml(path)
     for override in overrides or []:
         merged = _merge_override(merged, override)
-    _refuse_unknown_keys(merged, Config, "", path)
     try:
+        _refuse_unknown_keys(merged, Config, "", path)
         cfg = OmegaConf.merge(cfg, merged)
         config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
         raise ValueError(_explain(error, merged, path)) from None
+    except RecursionError:
+        raise ValueError(f"{path}: the config holds itself, by an alias such as &a [*a]; write values out") from None
     assert isinstance(config, Config)
     try:
         check(config)
@@ -89,7 +91,8 @@ def _resolve_paths(config: Config, base: Path) -> Config:
     stages = [dataclasses.replace(stage, path=_resolve_code(stage.path, base)) for stage in config.pipeline.stages]
     model = dataclasses.replace(config.model, path=resolve_path(config.model.path, base))
     grade = dataclasses.replace(config.grade, graders=graders)
-    run = dataclasses.replace(config.run, dir=str(Path(config.run.dir).expanduser().resolve()))
+    resume = resolve_path(config.run.resume, base) if starts_elsewhere(config) else config.run.resume
+    run = dataclasses.replace(config.run, dir=str(Path(config.run.dir).expanduser().resolve()), resume=resume)
     pipeline = dataclasses.replace(config.pipeline, stages=stages)
     return dataclasses.replace(config, run=run, model=model, data=data, grade=grade, pipeline=pipeline)
 
@@ -109,6 +112,8 @@ def _read_yaml(path: Path) -> Any:
         line = f" line {mark.line + 1}" if mark else ""
         what = " ".join(str(getattr(error, "problem", None) or error).split())
         raise ValueError(f"{path}{line}: this is not valid YAML for a config: {what}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: the config holds itself, by an alias such as &a [*a]; write values out") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: a config is UTF-8 text; {error}") from None
     except OSError as error:
@@ -128,7 +133,7 @@ def _merge_override(merged: Any, override: str) -> Any:
         value = yaml.safe_load(text) if text.strip() else ""
         # A bare number such as 1e-5 is text to YAML 1.1; the typed merge turns it into a float.
         OmegaConf.update(merged, name.strip(), value, force_add=True)
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, IndexError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(f"{override!r} cannot be applied: {' '.join(str(error).split())}") from None
     return merged
 

@@ -33,6 +33,7 @@ from raypipe.losses import Metrics
 from raypipe.modeling import Critic, Policy, compute_dtype, learning_rate, load_critic, load_policy, row_tokens, shard
 from raypipe.objectives import mismatch, policy_objective, value_objective
 from raypipe.pulse import Pulse
+from raypipe.run_folder import RunFolder
 from raypipe.streaming import Spans, Stopped, Take, stream
 from raypipe.targets import Rows, Scored
 from raypipe.weights import WeightPublisher
@@ -71,8 +72,11 @@ def learn(job: dict[str, Any]) -> None:
 def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -> None:
     """All iterations from the newest checkpoint to the last; fewer if the run is to stop, with a checkpoint then."""
     config, server, rank = learner.config, job["server"], dist.get_rank()
-    folder = Path(job["folder"]) / "checkpoints"
-    trained = saved = checkpoint.load(folder, learner)
+    folder = RunFolder(Path(job["folder"]), resumed=True)
+    restored = checkpoint.load(folder.checkpoints, learner)
+    trained = saved = restored.iteration
+    writer = checkpoint.CheckpointWriter(folder.checkpoints, learner, folder.metrics)
+    writer.told += restored.notes
     ray.get(server.starts_at.remote(attempt, trained))
     publish = publisher(learner, job["engines"], job["scorers"], config.pipeline.inflight_update)
     turns = Turns(job["engines"], rank, learner.gather) if config.pipeline.colocate else None
@@ -86,15 +90,19 @@ def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -
         nonlocal saved
         if trained > saved:
             with spans("checkpoint"):
-                checkpoint.save(folder, trained, learner)
+                writer.save(trained)
             saved = trained
+
+    def stop() -> None:
+        keep()
+        writer.wait()  # what cannot be written is the driver's to see, in what there is
 
     while trained < config.run.iterations:
         try:
             take = feed.taker(trained)
             record = learner.iterate(trained, turns.sleep_after_last(take) if turns else take, spans)
         except Stopped:
-            return keep()
+            return stop()
         trained += 1
         stopped = any(learner.gather(learner.stopping()))
         if not stopped:
@@ -102,14 +110,16 @@ def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -
                 if turns:
                     turns.make_room()
                 publish(trained)
-        server.report.remote(attempt, trained - 1, rank, {**record, "spans": spans.collect()})
+        record["metrics"] |= writer.metrics_of_writing()
+        server.report.remote(attempt, trained - 1, rank, record | {"spans": spans.collect(), "notes": writer.notes()})
         if stopped:
-            return keep()
+            return stop()
         if is_checkpoint(config, trained):
             keep()  # within the time of the next iteration: this one is over
     # The last plan holds no more than held-out prompts, sampled with the final weights.
     rows = [row for block in feed.rows(config.run.iterations) for row in block]
-    ray.get(server.report.remote(attempt, trained, rank, {"rows": rows, "metrics": {}, "spans": spans.collect()}))
+    record = {"rows": rows, "metrics": {}, "unsaved": writer.wait(), "notes": writer.notes()}
+    ray.get(server.report.remote(attempt, trained, rank, record | {"spans": spans.collect()}))
 
 
 def publisher(

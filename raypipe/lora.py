@@ -4,6 +4,7 @@ In: a causal LM and `model.lora_*`. Out: the same model, of whose parameters onl
 class, so nothing else needs to know; `weights.iterate_full_parameters` gives its weights with the adapters merged.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,19 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> None:
             )
 
 
-def save_adapters(model: nn.Module, target: Path, config: ModelConfig, write: bool) -> None:
-    """Writes the adapters as `PeftModel.from_pretrained` reads them; all ranks call it, one of them with `write`."""
+def save_adapters(model: nn.Module, target: Path, config: ModelConfig, write: bool) -> Callable[[], None]:
+    """Takes the adapters; the function that it returns writes them as `PeftModel.from_pretrained` reads them. All ranks
+    call it, one of them with `write`."""
     weights: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             tensor = full(parameter)
             if write:
-                weights[f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"] = tensor.cpu().contiguous()
-    if write:
+                weights[f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"] = tensor.to("cpu", copy=True)
+
+    def save() -> None:
         target.mkdir(parents=True)
         save_file(weights, target / "adapter_model.safetensors", metadata={"format": "pt"})
         lora_config(config).save_pretrained(str(target))
+
+    return save

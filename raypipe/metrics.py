@@ -75,6 +75,13 @@ METRICS = {
     "mismatch/<name>": ("", "other measures of learner against engines"),
     "train/padding_frac": ("fraction", "tokens of the forward passes that were padding"),
     "train/<name>": ("", "what the learner counted, e.g. skipped_steps: gradients that were not finite"),
+    "memory/<kind>_gib": (
+        "GiB",
+        "resident and not shared, all processes of a kind: driver, engine, engine_core, scorer, learner, grader_host, "
+        "grader, plans (plan server, grading queue, stages, split), ray (all else of Ray); object_store: its objects",
+    ),
+    "checkpoint/write_s": ("s", "from a checkpoint's copy in memory to its being whole on disk; training goes on"),
+    "checkpoint/failures": ("checkpoints", "those that could not be written since the last iteration"),
     "grad_norm": ("", "norm of the gradient before clipping, mean over optimizer steps"),
     "lr": ("", "learning rate"),
 }

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from raypipe import resources
 from raypipe.adapters import find_grader
-from raypipe.config import Config, grader_name
+from raypipe.checkpoint_files import find_origin
+from raypipe.config import Config, grader_name, heldout_response_length, starts_elsewhere
 from raypipe.grading.queue import check_data_sources
 from raypipe.loggers import check_loggers
 from raypipe.prompts import PromptSet, load_prompts
@@ -71,6 +72,8 @@ def preflight(config: Config) -> Inputs:
     """Checks files, model folder and graders, reads the prompts, of which each needs a grader, and compares the
     resource plan with the machine."""
     check_loggers(config.log.loggers)
+    if starts_elsewhere(config):
+        find_origin(config.run.resume)
     check_parts(config, config.data.train_files + config.data.rollouts + config.data.val_files)
     tokenizer = load_tokenizer(config.model.path)
     if config.data.rollouts:
@@ -114,6 +117,7 @@ def check_parts(config: Config, files: list[str]) -> None:
         except ValueError as error:
             raise ValueError(f"pipeline.stages.{i}.path={stage.path!r}: {error}") from None
     check_model_folder(config.model.path)
+    check_context(config)
     for name in files:
         if not Path(name).is_file():
             raise ValueError(
@@ -138,6 +142,21 @@ def check_model_folder(path: str) -> None:
         raise ValueError(
             f"model.path={path} holds no *.safetensors; other weight files can run code when loaded and are not read: "
             "convert them with save_pretrained(..., safe_serialization=True)"
+        )
+
+
+def check_context(config: Config) -> None:
+    """Raises ValueError if the longest sample does not fit into the model's positions, where its config.json says
+    plainly how many there are."""
+    told = json.loads((Path(config.model.path) / "config.json").read_text())
+    positions, rope = told.get("max_position_embeddings"), told.get("rope_scaling") or told.get("rope_parameters") or {}
+    longest = config.data.max_prompt_length + max(config.rollout.max_response_length, heldout_response_length(config))
+    if isinstance(positions, int) and rope.get("rope_type", "default") == "default" and longest > positions:
+        raise ValueError(
+            f"data.max_prompt_length={config.data.max_prompt_length} and the longest response make samples of "
+            f"{longest} tokens, but the model in {config.model.path} has {positions} positions "
+            "(max_position_embeddings); lower data.max_prompt_length, rollout.max_response_length or "
+            "eval.max_response_length"
         )
 
 

@@ -13,6 +13,7 @@ refused unless the run is to go on, and then what the run wrote past the iterati
 folder never holds two histories.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -23,7 +24,8 @@ from typing import Any
 
 import yaml
 
-from raypipe.config import Config
+from raypipe.checkpoint_files import STARTED_FROM, find_origin, write_text
+from raypipe.config import Config, starts_elsewhere
 from raypipe.timeline import Summary
 
 _SECRET = (
@@ -33,14 +35,18 @@ SECRET_KEY = re.compile(_SECRET + "|^token$", re.IGNORECASE)  # eos_token is non
 SECRET_VARIABLE = re.compile(_SECRET + "|_TOKEN$", re.IGNORECASE)
 # A shorter value would also stand in the config by chance.
 MIN_SECRET_LENGTH = 8
+# More than a line of metrics.
+TAIL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of a run's folder, and its metrics. `resumed`: the folder was there before."""
+    """Paths of a run's folder, and its metrics. `resumed`: the folder was there before; `changes`: settings that differ
+    from those it had then, such as "train.lr: 1e-06 -> 2e-06"."""
 
     path: Path
     resumed: bool
+    changes: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> Path:
@@ -80,7 +86,7 @@ class RunFolder:
         """Cuts what was written for `iteration` and later ones: the run does them (again)."""
         for path in (self.metrics, self.stages):
             kept = [json.dumps(line) + "\n" for line in read_lines(path) if line["iteration"] < iteration]
-            _write(path, "".join(kept))
+            write_text(path, "".join(kept))
         for path in [*self.path.glob("samples/it_*"), *self.path.glob("timelines/it_*")]:
             if int(re.findall(r"[0-9]+", path.name)[0]) >= iteration:
                 path.unlink()
@@ -102,15 +108,30 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def last_iteration(metrics: Path) -> int:
+    """The iteration of the last whole line of a metrics.jsonl; -1 if there is none. Reads the file's end alone."""
+    if not metrics.is_file():
+        return -1
+    with metrics.open("rb") as file:
+        file.seek(max(0, metrics.stat().st_size - TAIL_BYTES))
+        lines = file.read().split(b"\n")
+    for text in reversed(lines[:-1]):
+        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+            return int(json.loads(text)["iteration"])
+    return -1
+
+
 def open_run(cfg: Config, config_dict: Mapping[str, Any]) -> RunFolder:
     """Makes the folder of a new run, or opens that of a run which is to go on (then `resume_at` must follow).
 
     Args:
-        cfg: the config; `run.dir`, `run.name` and `run.resume` are read.
+        cfg: the config; `run.dir`, `run.name` and `run.resume` are read. A checkpoint that run.resume names is noted in
+            the new run's folder, so that it goes on from there until it has one of its own.
         config_dict: the resolved config as plain values, for config.yaml.
 
     Raises:
-        ValueError: the name is in use and run.resume is not auto, is no name of a folder, or cannot be made.
+        ValueError: the name is in use and run.resume is not auto, is no name of a folder, or cannot be made; or
+            run.resume names no checkpoint.
     """
     path = Path(cfg.run.dir) / cfg.run.name
     if cfg.run.name in ("", ".", "..") or "/" in cfg.run.name or "\0" in cfg.run.name:
@@ -121,12 +142,15 @@ def open_run(cfg: Config, config_dict: Mapping[str, Any]) -> RunFolder:
     resumed = path.is_dir() and any(path.iterdir())
     if resumed and cfg.run.resume != "auto":
         raise _in_use(path)
+    origin = find_origin(cfg.run.resume).path if starts_elsewhere(cfg) else None
     try:
         for name in ("samples", "timelines", "checkpoints"):
             (path / name).mkdir(parents=True, exist_ok=resumed)
-        _write_config(path, config_dict)
+        changes = _write_config(path, config_dict)
         for name in ("metrics.jsonl", "stages.jsonl"):
             (path / name).touch()
+        if origin:
+            write_text(path / "checkpoints" / STARTED_FROM, str(origin))
     except FileExistsError:  # another run of this name has just started
         raise _in_use(path) from None
     except OSError as error:
@@ -134,7 +158,7 @@ def open_run(cfg: Config, config_dict: Mapping[str, Any]) -> RunFolder:
             f"run.dir={cfg.run.dir!r}: the run's folder {path} cannot be written ({error.strerror}); set run.dir to a "
             "folder that you may write"
         ) from None
-    return RunFolder(path, resumed)
+    return RunFolder(path, resumed, tuple(changes))
 
 
 def _in_use(path: Path) -> ValueError:
@@ -146,14 +170,25 @@ def _in_use(path: Path) -> ValueError:
     )
 
 
-def _write_config(path: Path, config_dict: Mapping[str, Any]) -> None:
-    """Writes config.yaml. One that differs, of the run so far, stays beside it as config.1.yaml, config.2.yaml, ..."""
-    target = path / "config.yaml"
-    text = yaml.safe_dump(without_secrets(dict(config_dict)), sort_keys=False, allow_unicode=True)
-    if target.is_file() and target.read_text(encoding="utf-8") != text:
+def _write_config(path: Path, config_dict: Mapping[str, Any]) -> list[str]:
+    """Writes config.yaml; returns the settings that differ from the run's so far. A config that differs stays beside it
+    as config.1.yaml, config.2.yaml, ..."""
+    target, plain = path / "config.yaml", without_secrets(dict(config_dict))
+    text, changes = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), []
+    if target.is_file() and (former := target.read_text(encoding="utf-8")) != text:
+        changes = _differences(yaml.safe_load(former), yaml.safe_load(text), "")
         number = next(i for i in range(1, 1 << 30) if not (path / f"config.{i}.yaml").exists())
         target.rename(path / f"config.{number}.yaml")
-    _write(target, text)
+    write_text(target, text)
+    return changes
+
+
+def _differences(former: Any, now: Any, key: str) -> list[str]:
+    if isinstance(former, dict) and isinstance(now, dict):
+        names = [f"{name}" for name in {**former, **now}]
+        found = [_differences(former.get(name), now.get(name), f"{key}.{name}" if key else name) for name in names]
+        return [line for lines in found for line in lines]
+    return [] if former == now else [f"{key}: {former!r} -> {now!r}"]
 
 
 def without_secrets(value: Any) -> Any:
@@ -185,10 +220,3 @@ def _redact_entry(key: str, value: Any, known: Mapping[str, str]) -> Any:
     replaced = _redact(value, known)
     is_literal = isinstance(value, str) and value != "" and replaced == value and not value.startswith("${")
     return "<secret>" if is_literal and SECRET_KEY.search(key) else replaced
-
-
-def _write(path: Path, text: str) -> None:
-    """All or nothing, also when the process is killed."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)

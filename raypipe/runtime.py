@@ -6,6 +6,7 @@ started once, in parallel, and ended together; plans come and go in between.
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import math
 import os
@@ -207,8 +208,15 @@ class Runtime:
 
     def start_learner(self, folder: Path) -> None:
         """Starts the learner group, which trains until the last iteration, beside this thread."""
+        if self.config.pipeline.colocate:  # they take their memory before ranks take theirs
+            self.actors.wait_for_engines()
+        self.learner = threading.Thread(target=self._fit, args=(folder,), daemon=True, name="learner")
+        self.learner.start()
+        self._wait_for_models()
+
+    def _trainer(self, folder: Path, start: int) -> TorchTrainer:
         rank = next(demand for demand in self.inputs.demands if demand.actor == "learner rank")
-        trainer = TorchTrainer(
+        return TorchTrainer(
             learn,
             train_loop_config={
                 "config": self.config,
@@ -219,18 +227,13 @@ class Runtime:
             },  # fmt: skip
             scaling_config=learner_scaling(rank),
             run_config=RunConfig(
-                name=self.config.run.name,
+                name=f"{self.config.run.name}-{start}",
                 storage_path=str(folder / "ray_train"),
                 # `wait_for` counts the attempts: what matters is how many in a row were in vain.
                 failure_config=FailureConfig(-1 if self.config.train.max_restarts else 0),
             ),
             torch_config=TorchConfig(timeout_s=int(self.config.watchdog.fail_s)),
         )
-        if self.config.pipeline.colocate:  # they take their memory before ranks take theirs
-            self.actors.wait_for_engines()
-        self.learner = threading.Thread(target=self._fit, args=(trainer,), daemon=True, name="learner")
-        self.learner.start()
-        self._wait_for_models()
 
     def _wait_for_models(self) -> None:
         """One that cannot start (a model that vLLM does not know) ends the run here, with its reason."""
@@ -246,11 +249,18 @@ class Runtime:
                 waited_s = time.monotonic() - start
                 self.tell(f"{', '.join(waiting.values())}: not up yet, {waited_s:.0f} s after the start")
 
-    def _fit(self, trainer: TorchTrainer) -> None:
-        try:
-            trainer.fit()
-        except BaseException as error:  # raised in the driver's thread by `wait_for`
-            self.failure = error
+    def _fit(self, folder: Path) -> None:
+        for start in itertools.count():
+            try:
+                self._trainer(folder, start).fit()
+                return
+            except ray.exceptions.RayActorError as error:  # Ray Train's controller has died, and its ranks with it
+                if not self.config.train.max_restarts:
+                    self.failure = error
+                    return
+            except BaseException as error:  # raised in the driver's thread by `wait_for`
+                self.failure = error
+                return
 
     def wait_for(self, iteration: int, progress: Callable[[dict[str, int]], None]) -> list[dict[str, Any]]:
         """The records of all ranks of an iteration; calls `progress` now and then with what is done so far.

@@ -65,18 +65,32 @@ def run(config: Config, inputs: "Inputs") -> Path:
     """
     import ray
 
-    from raypipe.checkpoint import trained_iterations
+    from raypipe.checkpoint_files import find_start
     from raypipe.console import Console
     from raypipe.loggers import open_loggers
+    from raypipe.memory import MemoryWatch
     from raypipe.plans import iteration_size
     from raypipe.run_folder import open_run
     from raypipe.runtime import LearnerRestarted, Runtime, start_ray
     from raypipe.targets import why_not_streaming
 
     folder = open_run(config, dataclasses.asdict(config))
-    first = trained_iterations(folder.checkpoints)
+    start = find_start(folder.checkpoints)
+    first = start.iteration
+    if first > config.run.iterations:
+        raise ValueError(f"run.iterations={config.run.iterations}, but {start.path} has {first} behind it; raise it")
     folder.resume_at(first)
     console = Console(config.run.iterations, config.log.quiet)
+    for note in start.notes:
+        console.warn(note)
+    for change in folder.changes if first else ():
+        console.note(f"goes on with {change}")
+        if change.startswith(("data.", "run.seed")):
+            console.warn(
+                f"{change.partition(':')[0]} decides which prompts come when: some may come again, or not at all"
+            )
+    if start.path:
+        console.note(f"goes on from {start.path}, with {first} iterations behind it")
     tracker = open_loggers(config.log.loggers, folder, dataclasses.asdict(config), first)
     start_ray(config, sum(demand.count * demand.cpus for demand in inputs.demands))
     try:
@@ -86,6 +100,7 @@ def run(config: Config, inputs: "Inputs") -> Path:
             iteration, end, bad_steps = first, 0.0, 0
             try:
                 runtime.start_learner(folder.path)
+                memory = MemoryWatch()
                 while iteration <= config.run.iterations:
                     samples = iteration_size(config, iteration, inputs.heldout_count)
                     try:
@@ -95,6 +110,9 @@ def run(config: Config, inputs: "Inputs") -> Path:
                         folder.resume_at(news.first)
                         iteration = news.first
                         continue
+                    for note in records[0]["notes"]:
+                        console.warn(note)
+                    records[0]["metrics"] |= memory.read()
                     end, metrics = write_down(config, folder, console, tracker, iteration, records, end)
                     bad_steps = stop_if_steps_fail(config, iteration, metrics, bad_steps)
                     iteration += 1
@@ -105,6 +123,7 @@ def run(config: Config, inputs: "Inputs") -> Path:
                 console.note(where_it_stands(folder, saved))
                 raise
             runtime.finish()
+        stop_if_unsaved(records)
         console.summary([f"run folder: {folder.path}", f"look at it: python -m raypipe.report {folder.path}"])
     finally:
         tracker.close()
@@ -115,9 +134,9 @@ def run(config: Config, inputs: "Inputs") -> Path:
 
 def where_it_stands(folder: "RunFolder", saved: bool) -> str:
     """What a run that ended early says of its state."""
-    from raypipe.checkpoint import trained_iterations
+    from raypipe.checkpoint_files import find_start
 
-    done = trained_iterations(folder.checkpoints)
+    done = find_start(folder.checkpoints).iteration
     state = f"the state after {done} iterations is saved" if done else "nothing is saved: no iteration was finished"
     hurry = "" if saved else "; the learner did not end in watchdog.stop_s, so later work is lost"
     return f"{state}{hurry}; go on with run.resume=auto"
@@ -163,7 +182,8 @@ def write_down(
     metrics = iteration_metrics(iteration, rows, records[0]["metrics"], iteration, summary)
     folder.append_metrics(metrics)
     folder.append_stages(iteration, summary)
-    write_samples(folder.samples(iteration), rows, config.log.samples)
+    # What a step that was skipped has seen is all kept, to be looked into.
+    write_samples(folder.samples(iteration), rows, len(rows) if skipped_steps(metrics) else config.log.samples)
     tracker.log(iteration, metrics, pick(rows, config.log.samples))
     console.end_iteration(metrics)
     if iteration in config.log.timelines or iteration == config.run.iterations - 1:
@@ -181,16 +201,28 @@ def write_down(
     return max(begin, end), metrics
 
 
+def stop_if_unsaved(records: list[dict[str, Any]]) -> None:
+    """Raises ValueError if the last checkpoint of a run could not be written."""
+    for record in records:
+        if record["unsaved"]:
+            raise ValueError(f"the run is done, but its last {record['unsaved']}; mend that and use run.resume=auto")
+
+
+def skipped_steps(metrics: dict[str, float]) -> int:
+    return int(metrics.get("train/skipped_steps", 0) + metrics.get("critic/skipped_steps", 0))
+
+
 def stop_if_steps_fail(config: Config, iteration: int, metrics: dict[str, float], bad_steps: int) -> int:
     """Steps that were skipped in a row, `bad_steps` of them before this iteration; raises ValueError when they are more
     than train.max_bad_steps."""
-    skipped = int(metrics.get("train/skipped_steps", 0) + metrics.get("critic/skipped_steps", 0))
+    skipped = skipped_steps(metrics)
     bad_steps = bad_steps + skipped if skipped else 0
     if bad_steps > config.train.max_bad_steps:
         raise ValueError(
             f"iteration {iteration}: {bad_steps} optimizer steps in a row were skipped, over "
             f"train.max_bad_steps={config.train.max_bad_steps}: their loss or gradient was not finite; look at the "
-            "samples of these iterations, lower train.lr, or use model.dtype=float32"
+            f"samples, of which samples/it_{iteration:06d}.jsonl holds all, lower train.lr, or use "
+            "model.dtype=float32"
         )
     return bad_steps
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from raypipe import checkpoint
 from raypipe.config import Config
 from raypipe.learner import Learner, Trainee
 from raypipe.streaming import Spans, Take
@@ -18,12 +19,15 @@ from raypipe.weights import iterate_full_parameters
 
 
 class Job(NamedTuple):
-    """A training from the start: `iterations[i][r]` are the rows of rank r in iteration i."""
+    """A training from the start, or from the newest checkpoint in `load`: `iterations[i][r]` are the rows of rank r in
+    its iteration i. In the end it leaves a checkpoint in `save`."""
 
     config: Config
     iterations: list[list[list[dict]]]
     chunk: int = 1_000_000  # rows that arrive together
     row_tokens: int | None = None  # another layout than the learner chooses
+    load: Path | None = None
+    save: Path | None = None
 
 
 def in_chunks(rows: list[dict], chunk: int) -> Take:
@@ -60,10 +64,13 @@ def _rank(rank: int, world: int, port: int, jobs: dict[str, Job], result: Path) 
         learner = Learner(job.config, torch.device("cpu"))
         if job.row_tokens is not None:
             learner.row_tokens = job.row_tokens
+        start = checkpoint.load(job.load, learner).iteration if job.load else 0
         metrics = [
             learner.iterate(i, in_chunks(rows[rank], job.chunk), Spans())["metrics"]
-            for i, rows in enumerate(job.iterations)
+            for i, rows in enumerate(job.iterations, start)
         ]
+        if job.save:
+            checkpoint.save(job.save, start + len(job.iterations), learner)
         found[name] = {"parameters": parameters(learner.policy), "metrics": metrics}
         if learner.critic:
             found[name]["critic"] = parameters(learner.critic)

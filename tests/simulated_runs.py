@@ -47,7 +47,7 @@ def simulated_run(
     draw = random.Random(seed)
     begin = T
     for iteration in range(iterations):
-        rows = _rows(draw, iteration, begin, graders, 0.1 + gain * iteration / iterations, hostile)
+        rows = simulated_rows(draw, iteration, begin, graders, 0.1 + gain * iteration / iterations, hostile)
         graded = max(row["grade_end"] for row in rows)
         spans = [
             {"lane": "learner-0", "name": "wait for rows", "start": begin, "end": graded},
@@ -75,7 +75,7 @@ def simulated_run(
     return run
 
 
-def _rows(
+def simulated_rows(
     draw: random.Random, iteration: int, begin: float, graders: tuple[str, ...], skill: float, hostile: bool
 ) -> list[dict[str, Any]]:
     rows = []

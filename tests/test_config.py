@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tiny_models import save_model, tiny_model
 
 from raypipe.config import Config, grader_actors
@@ -68,7 +70,6 @@ def good(folder: Path, *overrides: str) -> Config:
         ("data.train_files=[]", ["data.train_files", "required"]),
         ("data.train_files=ok.jsonl", ["data.train_files", "ok.jsonl", "list"]),
         ("run.name=a/b", ["run.name", "a/b"]),
-        ("run.resume=maybe", ["run.resume", "maybe", "auto"]),
         ("model.dtype=float16", ["model.dtype", "float16", "bfloat16"]),
         ("max_response_length=3", ["max_response_length", "rollout.max_response_length"]),
         ("rollout", ["'rollout'", "key=value"]),
@@ -166,6 +167,53 @@ def test_a_data_source_without_a_grader_is_found_before_the_run(folder):
     assert preflight(good(folder, graders, sources[0])).fits
     with pytest.raises(ValueError, match=r"no grader has the data sources \['default'\]"):
         preflight(good(folder, graders, *sources))
+
+
+def test_samples_longer_than_the_models_context_are_found_before_the_run(folder):
+    good(folder, "data.max_prompt_length=4000", "rollout.max_response_length=96", "train.micro_batch_tokens=5000")
+    config = good(
+        folder, "data.max_prompt_length=4000", "rollout.max_response_length=97", "train.micro_batch_tokens=5000"
+    )
+    with pytest.raises(ValueError, match=r"data.max_prompt_length=4000 .* 4097 tokens, .* has 4096 positions"):
+        preflight(config)
+
+
+def test_a_checkpoint_to_start_from_is_looked_for_before_the_run(folder):
+    with pytest.raises(ValueError, match=r"run.resume=.*/maybe is no folder; .* or write auto or never"):
+        preflight(good(folder, "run.resume=maybe"))
+
+
+KEYS = [f"{part.name}.{f.name}" for part in dataclasses.fields(Config) for f in dataclasses.fields(part.type)]
+# What a user may write by mistake: any text, and what YAML reads as another type, a number that is none, a reference.
+texts = st.text(max_size=12) | st.sampled_from(
+    ["null", "[]", "{}", "[{path: a:b}]", "1e400", ".nan", "-.inf", "9" * 5000, "yes", "2026-11-30", "0x10", "&a [*a]",
+     "!!python/object:os.system x", "${oc.env:HOME}", "${run.name}", "${", "${x", "???", "{a: {b: c}}", "a: b", "- 1"]
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from([*KEYS, "grade.graders.0.path", "grade.graders.-1", "data", "", "a.b"]) | st.text(max_size=8), texts
+)
+def test_any_override_is_taken_or_refused_in_words(folder, key, text):
+    try:
+        config = good(folder, f"{key}={text}")
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert isinstance(config, Config)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(st.binary(max_size=80) | st.lists(st.tuples(st.sampled_from(KEYS), texts), max_size=3))
+def test_any_file_is_taken_or_refused_in_words(folder, content):
+    if not isinstance(content, bytes):
+        lines = [f"{key.partition('.')[0]}: {{{key.partition('.')[2]}: {text}}}" for key, text in content]
+        content = "\n".join(lines).encode(errors="surrogatepass")
+    (folder / "any.yaml").write_bytes(content)
+    with pytest.raises(ValueError) as error:  # none names a model
+        load_config(folder / "any.yaml")
+    assert "any.yaml" in str(error.value)
 
 
 def test_dry_run_prints_the_resource_plan(folder, capsys):

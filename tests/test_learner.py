@@ -53,7 +53,8 @@ def rollouts(seed: int, groups: int = 4, members: int = 4) -> list[dict]:
             response = [draw.randrange(256) for _ in range(draw.randint(1, 12))]
             failed = member == 0 and group < 3
             rows.append({
-                "sample_id": f"{seed}/{group}/{member}", "group_id": group, "group_size": members, "purpose": "train",
+                "sample_id": f"{seed}/{group}/{member}", "group_id": group, "group_size": members, "member": member,
+                "purpose": "train",
                 "finish_reason": "length" if len(response) == 12 else "stop",
                 "prompt_ids": prompt, "response_ids": response,
                 "engine_logprobs": [draw.uniform(-7, -4) for _ in response],
@@ -129,6 +130,14 @@ def one_rank(model) -> dict[str, dict]:
         "one iteration with surplus": Job(overprovision_config(model), [[with_surplus(rows)]], chunk=3),
         "all failed": Job(config, [[all_failed]]),
         "no rows": Job(config, [[[]]]),
+        "no words": Job(config, [[without_words(rows)]]),
+        "no words at all": Job(config, [[[row | empty_response() for row in rows]]]),
+        "instead of no words": Job(config, [[[row for row in rows if row["member"] != 1]]]),
+        "one score": Job(config, [[[row | {"score": 1.0, "grade_status": "ok"} for row in rows]]]),
+        "one score, whitened": Job(
+            config_for(model, AlgorithmConfig(adv_estimator="reinforce_pp_baseline")),
+            [[[row | {"score": 1.0, "grade_status": "ok"} for row in rows]]],
+        ),
         "not a number": Job(config, [[poisoned(rows)], deal(rows, 1)]),
         "lora": Job(lora_config(model), [deal(rollouts(i), 1) for i in range(3)]),
         "critic first": Job(warmup_config(model), [deal(rollouts(i), 1) for i in range(2)]),
@@ -142,6 +151,15 @@ def poisoned(rows: list[dict]) -> list[dict]:
     usable = next(row for row in rows if row["grade_status"] == "ok")
     usable["engine_logprobs"] = [float("nan"), *usable["engine_logprobs"][1:]]
     return rows
+
+
+def empty_response() -> dict:
+    return {"response_ids": [], "engine_logprobs": [], "weight_versions": [], "ref_logprobs": [], "values": []}
+
+
+def without_words(rows: list[dict]) -> list[dict]:
+    """The second sample of each prompt ends at once."""
+    return [row | empty_response() if row["member"] == 1 else row for row in rows]
 
 
 def with_surplus(rows: list[dict]) -> list[dict]:
@@ -306,7 +324,20 @@ def test_mini_batches_are_optimizer_steps_over_whole_prompts(one_rank):
     assert largest_difference(together["parameters"], one_rank["one iteration"]["parameters"]) > 1e-5
 
 
-@pytest.mark.parametrize("name", ["all failed", "no rows"])
+def test_empty_responses_are_as_if_they_were_not_there(one_rank):
+    without, instead = one_rank["no words"], one_rank["instead of no words"]
+    assert largest_difference(without["parameters"], instead["parameters"]) < 1e-5
+    assert without["metrics"][0]["train/prompts"] == 4
+
+
+@pytest.mark.parametrize("name", ["one score", "one score, whitened"])
+def test_groups_of_one_score_give_no_gradient(model, one_rank, name):
+    job = one_rank[name]
+    assert job["metrics"][0]["grad_norm"] < 1e-6 and job["metrics"][0]["train/skipped_steps"] == 0
+    assert largest_difference(job["parameters"], start_of(model)) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["all failed", "no rows", "no words at all"])
 def test_nothing_usable_leaves_the_parameters_alone(model, one_rank, name):
     assert largest_difference(one_rank[name]["parameters"], start_of(model)) == 0
     assert "grad_norm" not in one_rank[name]["metrics"][0] or one_rank[name]["metrics"][0]["grad_norm"] == 0

@@ -202,7 +202,16 @@ def test_every_name_has_a_legend():
 
 def test_every_legend_that_names_one_metric_is_produced():
     """A name that nothing writes has no place in the legend."""
-    of_learner = ("policy", "critic", "ref", "train", "mismatch", "grad_norm", "lr")  # see test_learner.py
+    of_learner = (
+        "policy",
+        "critic",
+        "ref",
+        "train",
+        "mismatch",
+        "grad_norm",
+        "lr",
+        "checkpoint",
+    )  # see their own tests
     learner = {name: 1.0 for name in METRICS if name.split("/")[0] in of_learner}
     rows = [row(g, m, score=m) | {"reserve": g - 1, "score_error": ""} for g in range(2) for m in range(2)] + [
         row(3, 0, purpose="heldout"),

@@ -8,8 +8,9 @@ import threading
 import pytest
 import yaml
 
-from raypipe.config import Config, RunConfig
-from raypipe.run_folder import open_run, without_secrets
+from raypipe.checkpoint_files import commit, find_start, partial_folder
+from raypipe.config import Config, DataConfig, RunConfig
+from raypipe.run_folder import last_iteration, open_run, without_secrets
 
 
 def config(tmp_path, name="demo", resume="never"):
@@ -121,6 +122,34 @@ def test_resume_cuts_what_it_does_again(tmp_path):
     assert names == [f"samples/it_{i:06d}.jsonl" for i in range(3)] + [f"timelines/it_{i:06d}.png" for i in range(3)]
 
 
+def test_a_new_run_may_begin_where_another_is(tmp_path):
+    partial = partial_folder(open_(tmp_path, name="first").checkpoints, 4)
+    partial.mkdir()
+    step = commit(partial, 4, 0.0, keep_last=1, keep_every=0)
+    for resume in (str(step), str(tmp_path / "runs" / "first")):
+        folder = open_(tmp_path, name=f"from-{len(resume)}", resume=resume)
+        assert not folder.resumed and find_start(folder.checkpoints).path == step
+        with pytest.raises(ValueError, match="in use"):
+            open_(tmp_path, name=f"from-{len(resume)}", resume=resume)
+        assert find_start(open_(tmp_path, name=f"from-{len(resume)}", resume="auto").checkpoints).path == step
+    with pytest.raises(ValueError, match="run.resume=.* is no folder"):
+        open_(tmp_path, name="second", resume=str(tmp_path / "nowhere"))
+    assert not (tmp_path / "runs" / "second").exists()
+
+
+def test_the_last_iteration_is_that_of_the_last_whole_line(tmp_path):
+    folder = open_(tmp_path)
+    assert last_iteration(folder.metrics) == -1 and last_iteration(tmp_path / "missing") == -1
+    for iteration in range(3):
+        folder.append_metrics({"iteration": iteration, "lr": 0.1})
+    assert last_iteration(folder.metrics) == 2
+    with folder.metrics.open("a") as file:
+        file.write('{"iteration": 3, "lr": 0.')
+    assert last_iteration(folder.metrics) == 2
+    folder.metrics.write_text("x" * 3_000_000 + "\n" + '{"iteration": 7}\n')
+    assert last_iteration(folder.metrics) == 7
+
+
 def test_resume_auto_without_a_run_starts_one(tmp_path):
     folder = open_(tmp_path, resume="auto")
     folder.resume_at(0)
@@ -134,6 +163,11 @@ def test_a_changed_config_keeps_the_former_one(tmp_path):
     assert yaml.safe_load(first)["run"]["resume"] == "never"
     open_(tmp_path, resume="auto")
     assert [name for name in files(same) if name.startswith("config")] == ["config.1.yaml", "config.yaml"]
+    assert same.changes == ("run.resume: 'never' -> 'auto'",)
+    changed = dataclasses.replace(config(tmp_path, resume="auto"), data=DataConfig(columns={"prompt": "q"}))
+    folder = open_run(changed, dataclasses.asdict(changed))
+    assert folder.changes == ("data.columns.prompt: None -> 'q'",)
+    assert open_run(changed, dataclasses.asdict(changed)).changes == ()
 
 
 def test_no_secret_enters_the_folder(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from raypipe.metrics import legend
 
 ROOT = Path(__file__).parent.parent
 ITERATIONS = 6
+SECRET = "sk-toy-0123456789abcdef"
 
 
 class Workplace:
@@ -35,7 +36,8 @@ class Workplace:
                      "max_prompt_length": 64},
             "rollout": {"n": 8, "max_response_length": 32},
             "engine": {"max_num_seqs": 32},  # two waves, so that one is graded while the other is made
-            "grade": {"graders": [{"path": f"{ROOT}/tests/toy_graders.py:LetterGrader"}], "processes": 1},
+            "grade": {"graders": [{"path": f"{ROOT}/tests/toy_graders.py:LetterGrader",
+                                   "kwargs": {"api_key": "${oc.env:TOY_API_KEY,''}"}}], "processes": 1},
             "train": {"lr": 2e-2, "micro_batch_tokens": 4096},
             "checkpoint": {"every": 4, "keep_last": 2},
             "log": {"dashboard": False, "timelines": [1]},
@@ -44,7 +46,8 @@ class Workplace:
 
     def train(self, *overrides: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "raypipe.train", "--config", str(self.folder / "config.yaml"), *overrides]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, env=dict(os.environ))
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600,
+                              env=dict(os.environ, TOY_API_KEY=SECRET))  # fmt: skip
 
     def metrics(self, run: str) -> list[dict[str, float]]:
         lines = (self.folder / "runs" / run / "metrics.jsonl").read_text().splitlines()
@@ -101,6 +104,25 @@ def test_the_run_folder_holds_what_is_needed_later(workplace, first):
     assert json.loads((folder / "timelines" / "it_000001.json").read_text())["traceEvents"]
     assert (folder / "timelines" / "it_000001.png").read_bytes().startswith(b"\x89PNG")
     assert not list(folder.glob("checkpoints/.*")), "no half checkpoint is left"
+    assert (folder / "checkpoints" / "latest").read_text() == f"step_{ITERATIONS}"
+
+
+def test_a_graders_key_is_in_no_file_and_no_output(workplace, first):
+    folder = workplace.folder / "runs" / "first"
+    assert "${oc.env:TOY_API_KEY}" in (folder / "config.yaml").read_text()
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 20 and [path for path in files if SECRET.encode() in path.read_bytes()] == []
+    assert SECRET not in first.stdout + first.stderr
+
+
+def test_memory_of_every_kind_of_process_is_told(workplace, first):
+    for line in workplace.metrics("first"):
+        held = {name.split("/")[1]: value for name, value in line.items() if name.startswith("memory/")}
+        assert held.keys() >= {
+            "driver_gib", "engine_gib", "learner_gib", "grader_host_gib", "grader_gib", "plans_gib", "ray_gib",
+            "object_store_gib",
+        }  # fmt: skip
+        assert 0.1 < held["driver_gib"] < 4 and 0.1 < held["learner_gib"] < 4 and held["object_store_gib"] < 1
 
 
 def test_checkpoint_loads_in_transformers_and_is_the_trained_model(workplace, first):
@@ -148,7 +170,7 @@ def test_vllm_serves_the_checkpoint(workplace, first):
     assert again["reward/heldout_mean"] == pytest.approx(final["reward/heldout_mean"], abs=1e-6)
 
 
-def test_engines_and_learner_take_turns_and_extra_prompts_are_cut_off(workplace, first):
+def test_engines_and_learner_take_turns_and_extra_prompts_are_cut_off(workplace):
     """On a machine without GPUs nothing is freed, but the order is the same."""
     done = workplace.train(
         "run.name=turns", "run.iterations=3", "pipeline.colocate=true", "rollout.overprovision=0.25", "rollout.n=4",

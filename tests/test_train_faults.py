@@ -3,6 +3,7 @@ SIGTERM leaves a checkpoint and no process."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,6 +127,8 @@ def test_what_does_not_answer_is_started_again_and_a_run_that_stands_still_ends(
     assert run.process.returncode == 1, log[-4000:]
     assert "error: nothing has moved for" in log and "over watchdog.fail_s=40" in log
     assert "engine-0: weights" in log and "learner-0: " in log, "who does what"
-    assert f"the state after {len(run.lines())} iterations is saved; the learner did not end in watchdog.stop_s" in log
+    found = re.search(r"the state after (\d+) iterations is saved; the learner did not end in watchdog.stop_s", log)
+    # The last checkpoint may have been on its way.
+    assert found and len(run.lines()) - 1 <= int(found[1]) <= len(run.lines()), log[-4000:]
     check_ledger(run)
     assert left_running(workplace) == ""

@@ -1,11 +1,16 @@
 """When grading or optimizer steps fail so often that the run stops."""
 
 import json
+import random
 
 import pytest
+from simulated_runs import T, simulated_rows
 
-from raypipe.config import Config, GradeConfig, TrainConfig
-from raypipe.train import stop_if_grading_fails, stop_if_most_fail, stop_if_steps_fail
+from raypipe.config import Config, GradeConfig, LogConfig, RunConfig, TrainConfig
+from raypipe.console import Console
+from raypipe.loggers import Tracker
+from raypipe.run_folder import RunFolder, read_lines
+from raypipe.train import stop_if_grading_fails, stop_if_most_fail, stop_if_steps_fail, stop_if_unsaved, write_down
 
 
 def row(*statuses, finish_reason="stop"):
@@ -64,6 +69,20 @@ def test_skipped_steps_stop_the_run_when_there_are_too_many_in_a_row():
         stop_if_steps_fail(config, 5, {"train/skipped_steps": 1.0, "critic/skipped_steps": 1.0}, bad_steps=2)
 
 
+@pytest.mark.parametrize("metric", ["train/skipped_steps", "critic/skipped_steps"])
+def test_all_samples_of_a_skipped_step_are_kept_though_none_is_asked_for(tmp_path, metric):
+    config = Config(run=RunConfig(name="run", iterations=4), log=LogConfig(samples=0, timelines=[]))
+    folder = RunFolder(tmp_path, resumed=False)
+    (tmp_path / "samples").mkdir()
+    rows = simulated_rows(random.Random(0), 0, T, ("math",), 0.5, hostile=False)
+    console = Console(4, quiet=True)
+    for iteration, skipped in enumerate([0.0, 1.0]):
+        record = {"rows": rows, "spans": [], "metrics": {metric: skipped}}
+        write_down(config, folder, console, Tracker(lambda *_: None, lambda: None), iteration, [record], T)
+        kept = [line["sample_id"] for line in read_lines(folder.samples(iteration))]
+        assert sorted(kept) == (sorted(row["sample_id"] for row in rows) if skipped else [])
+
+
 def test_an_engine_or_scorer_that_fails_at_most_samples_stops_the_run():
     config = Config(grade=GradeConfig(max_failed_fraction=0.5))
     fine = {"finish_reason": "stop", "generate_error": "", "score_error": ""}
@@ -75,3 +94,11 @@ def test_an_engine_or_scorer_that_fails_at_most_samples_stops_the_run():
         stop_if_most_fail(config, 1, [fine] * 4 + [not_made] * 6)
     with pytest.raises(ValueError, match="iteration 1: scoring failed for 6 of 10 samples.* error: OutOfMemoryError"):
         stop_if_most_fail(config, 1, [fine] * 4 + [not_scored] * 6)
+
+
+def test_a_last_checkpoint_that_could_not_be_written_is_an_error_of_the_run():
+    stop_if_unsaved([{"unsaved": ""}, {"unsaved": ""}])
+    with pytest.raises(ValueError, match="its last checkpoint step_9 could not .*No space left.* run.resume=auto"):
+        stop_if_unsaved(
+            [{"unsaved": "checkpoint step_9 could not be written: No space left on device"}, {"unsaved": ""}]
+        )

@@ -11,7 +11,14 @@ class FirstTokenGrader:
 
 
 class LetterGrader:
-    """The fraction of a response that is lower-case letters: what a random model can learn within a few steps."""
+    """The fraction of a response that is lower-case letters: what a random model can learn within a few steps.
+
+    Args:
+        api_key: as graders that call others may have; of no use here.
+    """
+
+    def __init__(self, api_key: str = ""):
+        self.api_key = api_key
 
     def __call__(self, *, data_sources, solution_strs, ground_truths, extra_infos):
         return [sum("a" <= char <= "z" for char in text) / max(1, len(text)) for text in solution_strs]
