@@ -19,7 +19,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
 
 def readme(title: str) -> str:
-    """The README's section `title`, its headings one level up; "(start)" is what stands before the first."""
+    """The text of the README's section `title`, its headings one level up; "(start)" is what comes before them."""
     text = (ROOT / "README.md").read_text()
     parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
     sections = {"(start)": parts[0].partition("\n")[2], **dict(zip(parts[1::2], parts[2::2], strict=True))}

@@ -100,7 +100,9 @@ def write_split(
     """Writes the first `heldout` entries to heldout.jsonl and the others to train.jsonl."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, part in (("heldout", entries[:heldout]), ("train", entries[heldout:])):
-        lines = [json.dumps(verl_row(entry, i, instruction, system)) + "\n" for i, entry in enumerate(part)]
+        # Some generators leave numbers such as Fraction in an entry's metadata, which no scorer reads.
+        rows = [verl_row(entry, i, instruction, system) for i, entry in enumerate(part)]
+        lines = [json.dumps(row, default=str) + "\n" for row in rows]
         (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from raypipe.config import Config
 from raypipe.config_file import LISTS, default_of
+from raypipe.live import LIVE
 from raypipe.metrics import METRICS
 
 README = Path(__file__).parents[1] / "README.md"
@@ -37,9 +38,19 @@ def metrics_table() -> str:
     return "\n".join(["| name | unit | meaning |", "|---|---|---|", *rows])
 
 
+def live_table() -> str:
+    rows = [f"| `{name}` | {kind} | {unit} | {meaning} |" for name, (kind, unit, meaning) in LIVE.items()]
+    return "\n".join(["| name | kind | unit | meaning |", "|---|---|---|---|", *rows])
+
+
 def with_tables(text: str) -> str:
     """The README with its tables as the code has them."""
-    for marker, table in (("config-reference", config_table()), ("metrics-reference", metrics_table())):
+    tables = {
+        "config-reference": config_table(),
+        "metrics-reference": metrics_table(),
+        "live-reference": live_table(),
+    }
+    for marker, table in tables.items():
         pattern = re.compile(f"(<!-- {marker} -->\n).*?(\n<!-- end -->)", re.DOTALL)
         text, count = pattern.subn(lambda found, table=table: found[1] + table + found[2], text)
         assert count == 1, f"the README has no place for {marker}"

@@ -51,6 +51,7 @@ class ModelConfig:
 class DataConfig:
     train_files: list[str] = key([], "parquet or JSONL files of training prompts, relative to the config file")
     val_files: list[str] = key([], "parquet or JSONL files of held-out prompts; empty: no held-out reward")
+    rollouts: list[str] = key([], "files of saved samples to train on, instead of sampling data.train_files")
     train_batch_size: int = key(64, "prompts an iteration; each is sampled rollout.n times")
     max_prompt_length: int = key(1024, "longest prompt in tokens, after the chat template")
     overlong: str = key("drop", "prompts over max_prompt_length: drop (and count) | error")
@@ -347,6 +348,11 @@ def scorer_roles(config: Config) -> tuple[str, ...]:
 
 def grader_name(grader: GraderConfig) -> str:
     return grader.name or grader.path.rpartition(":")[2]
+
+
+def engine_count(config: Config) -> int:
+    """Engines that a run needs: none where all its responses are saved ones."""
+    return 0 if config.data.rollouts and not config.data.val_files else config.engine.count
 
 
 def stage_name(stage: StageConfig) -> str:

@@ -144,7 +144,12 @@ def check_across(config: Config) -> None:
     """Raises ValueError at the first value of a training run that does not go with another."""
     check_plan(config)
     data, rollout, algorithm, train = config.data, config.rollout, config.algorithm, config.train
-    if not data.train_files:
+    if data.rollouts and data.train_files:
+        raise ValueError(
+            f"data.rollouts={data.rollouts} with data.train_files={data.train_files}: saved rollouts bring their "
+            "prompts; leave one of the two out"
+        )
+    if not data.train_files and not data.rollouts:
         raise ValueError("data.train_files is required and empty; name at least one parquet or JSONL file")
     if rollout.n < 2 and algorithm.adv_estimator in GROUP_ESTIMATORS:
         raise ValueError(

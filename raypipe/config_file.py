@@ -85,6 +85,7 @@ def _resolve_paths(config: Config, base: Path) -> Config:
         config.data,
         train_files=[resolve_path(name, base) for name in config.data.train_files],
         val_files=[resolve_path(name, base) for name in config.data.val_files],
+        rollouts=[resolve_path(name, base) for name in config.data.rollouts],
     )
     graders = [dataclasses.replace(grader, path=_resolve_code(grader.path, base)) for grader in config.grade.graders]
     stages = [dataclasses.replace(stage, path=_resolve_code(stage.path, base)) for stage in config.pipeline.stages]

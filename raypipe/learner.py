@@ -126,7 +126,7 @@ def publisher(
     learner: "Learner", engines: list[Any], scorers: dict[str, list[Any]], in_flight: bool
 ) -> Callable[[int], None]:
     """A function that brings a version of the weights to all that hold a copy; all ranks call it together."""
-    sources = [(learner.policy, engines)]
+    sources = [(learner.policy, engines)] if engines else []  # none: all responses are saved ones
     if "old_logprobs" in scorers:
         sources.append((learner.policy, scorers["old_logprobs"]))
     if learner.critic:

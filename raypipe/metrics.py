@@ -196,9 +196,11 @@ def grader_metrics(rows: Sequence[Row]) -> dict[str, float | None]:
 
 def staleness_metrics(rows: Sequence[Row], learner_version: int) -> dict[str, float | None]:
     versions = [np.asarray(row["weight_versions"]) for row in rows if len(row["weight_versions"])]
-    if not versions:
+    made = np.concatenate(versions) if versions else np.empty(0, int)
+    made = made[made >= 0]  # saved rollouts are of no version of this run
+    if not made.size:
         return {}
-    behind = learner_version - np.concatenate(versions)
+    behind = learner_version - made
     return {"staleness/mean": float(behind.mean()), "staleness/max": float(behind.max())}
 
 

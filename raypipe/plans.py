@@ -24,7 +24,7 @@ from raypipe.config import Config, reserve_size
 from raypipe.lengths import ResponseLengths, longest_first
 from raypipe.pipeline import Workers, build_plan
 from raypipe.prompts import Prompt, PromptOrder
-from raypipe.rows import PROMPT_COLUMNS
+from raypipe.rows import PROMPT_COLUMNS, SAVED
 
 
 def start_plan_server(config: Config, train: list[Prompt], heldout: list[Prompt], workers: Workers) -> Any:
@@ -237,7 +237,11 @@ def group_blocks(group: Group, grain: int, seed: int) -> list[pa.Table]:
             "extra_info": [group.prompt.extra_info] * grain,
             "seed": [sample_seed(seed, sample_id) for sample_id in ids],
         }
-        blocks.append(pa.table({name: pa.array(columns[name], dtype) for name, dtype in PROMPT_COLUMNS.items()}))
+        block = pa.table({name: pa.array(columns[name], dtype) for name, dtype in PROMPT_COLUMNS.items()})
+        if group.prompt.saved and group.purpose == "train":
+            saved = [group.prompt.saved[member] for member in members]
+            block = block.append_column(SAVED[0], pa.array(saved, SAVED[1]))
+        blocks.append(block)
     return blocks
 
 

@@ -19,6 +19,7 @@ from raypipe.grading.queue import check_data_sources
 from raypipe.loggers import check_loggers
 from raypipe.prompts import PromptSet, load_prompts
 from raypipe.resources import Demand, Machine
+from raypipe.rollouts import load_rollouts
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,12 @@ def preflight(config: Config) -> Inputs:
     check_loggers(config.log.loggers)
     if starts_elsewhere(config):
         find_origin(config.run.resume)
-    check_parts(config, config.data.train_files + config.data.val_files)
+    check_parts(config, config.data.train_files + config.data.rollouts + config.data.val_files)
     tokenizer = load_tokenizer(config.model.path)
-    train = load_prompts(config.data.train_files, config.data, tokenizer, "")
+    if config.data.rollouts:
+        train = load_rollouts(config, tokenizer)
+    else:
+        train = load_prompts(config.data.train_files, config.data, tokenizer, "")
     heldout = load_prompts(config.data.val_files, config.data, tokenizer, "") if config.data.val_files else None
     used = [*train.prompts, *(heldout.prompts if heldout else ())]
     check_data_sources(config.grade.graders, {prompt.data_source for prompt in used})
@@ -117,7 +121,8 @@ def check_parts(config: Config, files: list[str]) -> None:
     for name in files:
         if not Path(name).is_file():
             raise ValueError(
-                f"data.train_files or data.val_files: {name} does not exist; paths are relative to the config file"
+                f"data.train_files, data.val_files or data.rollouts: {name} does not exist; paths are relative to the "
+                "config file"
             )
 
 

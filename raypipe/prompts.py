@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class Prompt:
     text: after the chat template.
     ids: tokens of `text`, int32.
     ground_truth, extra_info: JSON, as graders get them.
+    saved: responses that it brings along (`rollouts.py`).
     """
 
     prompt_id: str
@@ -51,6 +52,7 @@ class Prompt:
     ids: array
     ground_truth: str
     extra_info: str
+    saved: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def prepare_prompts(
     dropped, shortest = 0, sys.maxsize
     examples = check_rows(rows, config)
     while batch := list(islice(examples, PROMPTS_PER_BATCH)):
-        for example, prompt in zip(batch, _encode(batch, tokenizer), strict=True):
+        for example, prompt in zip(batch, encode(batch, tokenizer), strict=True):
             length = len(prompt.ids)
             if length <= config.max_prompt_length:
                 prompts.append(prompt)
@@ -101,7 +103,8 @@ def prepare_prompts(
     return PromptSet(prompts, dropped, list(files))
 
 
-def _encode(examples: list[Example], tokenizer: "PreTrainedTokenizerBase") -> Iterator[Prompt]:
+def encode(examples: list[Example], tokenizer: "PreTrainedTokenizerBase") -> Iterator[Prompt]:
+    """The prompts of `examples`, templated and tokenised in one go."""
     texts = [_render(example, tokenizer) for example in examples]
     encoded = tokenizer(
         texts,

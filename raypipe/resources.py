@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from raypipe.config import Config, grader_actors, scorer_roles
+from raypipe.config import Config, engine_count, grader_actors, scorer_roles
 from raypipe.placement import Node, satisfies
 
 # With pipeline.colocate, of each GPU: exact in binary, and to be paired in one way only (see colocate.py).
@@ -74,7 +74,7 @@ def demands(config: Config, machine: Machine) -> list[Demand]:
     scorer_gpus = one if scorer.num_gpus < 0 else scorer.num_gpus
     scorers, hosts = scorer.count * len(scorer_roles(config)), grader_actors(config)[0]
     found = [
-        Demand("engine", engine.count, engine.num_cpus, engine_gpus, "engine", engine.node_labels),
+        Demand("engine", engine_count(config), engine.num_cpus, engine_gpus, "engine", engine.node_labels),
         Demand("learner rank", train.ranks, train.cpus_per_rank, rank_gpus, "train", train.node_labels),
         Demand("grader host", hosts, grade.processes, 0.0, "grade", grade.node_labels),
         Demand("scorer", scorers, scorer.num_cpus, scorer_gpus, "scorer", scorer.node_labels),

@@ -83,6 +83,16 @@ GENERATE_COLUMNS = {
     "generate_start": pa.float64(),
     "generate_end": pa.float64(),
 }
+# Of training prompts that bring their responses (data.rollouts) beside PROMPT_COLUMNS: what Generate passes on.
+SAVED = (
+    "saved",
+    pa.struct(
+        [
+            (name, GENERATE_COLUMNS[name])
+            for name in ("response_text", "response_ids", "engine_logprobs", "weight_versions", "finish_reason")
+        ]
+    ),
+)
 GRADE_COLUMNS = {
     "score": pa.float64(),
     "grade_status": pa.string(),

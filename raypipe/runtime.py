@@ -22,7 +22,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util import remove_placement_group
 
-from raypipe.config import Config, grader_actors, heldout_response_length
+from raypipe.config import Config, engine_count, grader_actors, heldout_response_length
 from raypipe.engines.vllm import start_engines
 from raypipe.grading.dispatcher import start_dispatcher
 from raypipe.learner import learn
@@ -102,7 +102,7 @@ class ResidentActors:
         self.engines = start_engines(config, name)
         self.dispatcher = start_dispatcher(config.grade, grader_actors(config), name, self.grader_cpus)
         self.workers = Workers(
-            engines=[f"{name}/engine-{i}" for i in range(config.engine.count)],
+            engines=[f"{name}/engine-{i}" for i in range(engine_count(config))],
             dispatcher=f"{name}/grade-dispatcher",
             grade_actors=grader_actors(config),
             sampling=sampling_settings(config),

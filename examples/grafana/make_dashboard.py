@@ -7,7 +7,10 @@ Import the JSON in Grafana (Dashboards, New, Import) with a Prometheus data sour
 """
 
 import json
+import re
 from pathlib import Path
+
+from raypipe.live import LIVE, live_name
 
 # Title, unit of Grafana, and the metrics of a panel: legend -> name in metrics.jsonl.
 NOT_OK = ("abstain", "error", "timeout", "crash")
@@ -33,10 +36,49 @@ PANELS = [
     ("An iteration", "s", {"wall time": "time/iteration_s"}),
     ("Staleness", "none", {"mean": "staleness/mean", "largest": "staleness/max"}),
 ]
+# The same of live metrics (raypipe/live.py), as PromQL of their names; RUN is the chosen run.
+LIVE_PANELS = [
+    ("Now: requests", "none", {"run": "sum by (run) (generating)", "wait for weights": "sum by (run) (at_gate)"}),
+    ("Now: tokens per second", "none", {"{{actor}}": "rate(tokens_total[1m])"}),
+    ("Now: weight version", "none", {"{{actor}}": "max by (actor) (weight_version)"}),
+    ("Now: weight update", "s", {"{{actor}}": "max by (actor) (weight_update_seconds)"}),
+    ("Now: in grading", "none", {"without a score": "sum by (run) (grading)", "queued": "sum by (run) (grade_queued)"}),
+    (
+        "Now: from finished to graded",
+        "s",
+        {
+            "p50": "histogram_quantile(0.5, sum by (le) (rate(grade_lag_seconds_bucket[1m])))",
+            "p95": "histogram_quantile(0.95, sum by (le) (rate(grade_lag_seconds_bucket[1m])))",
+        },
+    ),
+    (
+        "Now: a grader's batch",
+        "none",
+        {"{{grader}}": "rate(grade_call_samples_total[1m]) / rate(grade_calls_total[1m])"},
+    ),
+    (
+        "Now: a sample in a grader",
+        "s",
+        {"{{grader}}": "rate(grade_call_seconds_total[1m]) / rate(grade_call_samples_total[1m])"},
+    ),
+    ("Now: grades a second", "none", {"{{grader}} {{status}}": "rate(grade_statuses_total[1m])"}),
+]
 COLUMNS, HEIGHT = 3, 8
 
 
-def panel(number: int, title: str, unit: str, metrics: dict[str, str]) -> dict:
+def iteration_query(name: str) -> str:
+    """PromQL of a metric of metrics.jsonl."""
+    return f'max by (run) (ray_raypipe_{name.replace("/", "_")}{{run=~"$run"}})'
+
+
+def live_query(expression: str) -> str:
+    """PromQL with each live metric's name as Prometheus has it, of the chosen run."""
+    names = "|".join(sorted(LIVE, key=len, reverse=True))
+    pattern = rf"(?<![\w{{])({names})(_total|_bucket)?(?=[\[) ]|$)(?! \()"
+    return re.sub(pattern, lambda m: f'ray_{live_name(m[1])}{m[2] or ""}{{run=~"$run"}}', expression)
+
+
+def panel(number: int, title: str, unit: str, queries: dict[str, str]) -> dict:
     width = 24 // COLUMNS
     return {
         "id": number + 1,
@@ -49,15 +91,18 @@ def panel(number: int, title: str, unit: str, metrics: dict[str, str]) -> dict:
         "targets": [
             {
                 "refId": chr(ord("A") + i),
-                "expr": f'max by (run) (ray_raypipe_{name.replace("/", "_")}{{run=~"$run"}})',
+                "expr": query,
                 "legendFormat": f"{{{{run}}}} {label}",
             }
-            for i, (label, name) in enumerate(metrics.items())
+            for i, (label, query) in enumerate(queries.items())
         ],
     }
 
 
 def dashboard() -> dict:
+    live = [(title, unit, {k: live_query(v) for k, v in of.items()}) for title, unit, of in LIVE_PANELS]
+    by_iteration = [(title, unit, {k: iteration_query(v) for k, v in of.items()}) for title, unit, of in PANELS]
+    panels = live + by_iteration
     runs = {
         "name": "run",
         "type": "query",
@@ -75,7 +120,7 @@ def dashboard() -> dict:
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "templating": {"list": [{"name": "datasource", "type": "datasource", "query": "prometheus"}, runs]},
-        "panels": [panel(i, *entry) for i, entry in enumerate(PANELS)],
+        "panels": [panel(i, *entry) for i, entry in enumerate(panels)],
     }
 
 

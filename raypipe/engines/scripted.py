@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raypipe.engines.gate import Gate
+from raypipe.live import Live, engine_metrics
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,12 @@ class ScriptedEngine:
         self.gate = Gate()
         self.slots = asyncio.Semaphore(concurrency)
         self.running: dict[str, dict[str, asyncio.Task]] = {}  # by plan and sample
-        self.served = 0
+        self.served = self.made = 0
+        self.reporting: asyncio.Task[None] | None = None
 
     async def ready(self) -> dict[str, Any]:
+        if self.reporting is None:
+            self.reporting = asyncio.create_task(Live().report(self.stats, engine_metrics))
         return {"name": self.name, "device": "scripted", "version": self.gate.version}
 
     async def generate(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -84,6 +88,7 @@ class ScriptedEngine:
             ids = [draw.randrange(1, self.vocab) for _ in range(min(length, request["max_tokens"]))]
             await asyncio.sleep(draw.uniform(*self.seconds) + self.seconds_per_token * len(ids))
             self.served += 1
+            self.made += len(ids)
             return self._columns(" ".join(map(str, ids)), ids, finish, "", start)
 
     def _columns(self, text: str, ids: list[int], finish: str, error: str, start: float) -> dict[str, Any]:
@@ -119,6 +124,7 @@ class ScriptedEngine:
     async def stats(self) -> dict[str, Any]:
         return {
             "served": self.served,
+            "generated_tokens": self.made,
             "waiting": self.gate.waiting,
             "version": self.gate.version,
             "pid": os.getpid(),

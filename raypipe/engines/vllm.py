@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import ray
 from ray.actor import ActorHandle
 
-from raypipe.config import Config
+from raypipe.config import Config, engine_count
 from raypipe.engines.gate import Gate
 from raypipe.engines.weight_store import ensure_version, load_newest, start_store
 from raypipe.rows import TOO_LONG
 from raypipe.watchdog import ANSWER_S, oldest, stacks
 
 if TYPE_CHECKING:
-    from raypipe.weights import Bucket
+    from raypipe.live import Live, engine_metrics
+from raypipe.weights import Bucket
 
 # Calls that may wait in one actor, gated requests included. Past any plan, so that a weight update never queues behind
 # the very requests that wait for it.
@@ -53,7 +54,7 @@ def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
     num_gpus = engine.num_gpus if engine.num_gpus >= 0 else engine.tensor_parallel_size * gpus
     actor: Any = ray.remote(VLLMEngine)
     started = []
-    for i in range(engine.count):
+    for i in range(engine_count(config)):
         shared = config.pipeline.colocate and gpus
         anywhere = {"num_gpus": num_gpus, "label_selector": engine.node_labels}
         place, gpu_ids = place_engine(config) if shared else (anywhere, [])
@@ -93,6 +94,8 @@ class VLLMEngine:
         self.gate = Gate(None)  # _start opens it
         self.starting: asyncio.Task[None] | None = None
         self.updating = self.paused = self.broken = self.asleep = False
+        self.update_since = 0.0
+        self.update_seconds: float | None = None
         self.tasks: dict[tuple[str, str], asyncio.Task[dict[str, Any]]] = {}
         # Results whose receiver may have died before it had them: as many as can run at once, twice over.
         self.recent: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
@@ -230,6 +233,7 @@ class VLLMEngine:
             "version": self.gate.version,
             "generated_tokens": self.generated_tokens,
             "busy_seconds": busy,
+            "update_seconds": self.update_seconds,
         }
 
     @ray.method(max_task_retries=-1)
@@ -280,6 +284,7 @@ class VLLMEngine:
         if self.broken:
             self._exit("new weights while those of a failed update are half loaded")
         self.gate.close()
+        self.update_since = time.monotonic()
         if self.asleep:
             with self._broken_on_error():
                 await self.llm.wake_up(["weights"])
@@ -328,6 +333,7 @@ class VLLMEngine:
             await self.llm.resume_generation()
             self.paused = False
         self.gate.open(version)
+        self.update_seconds = time.monotonic() - self.update_since
 
     @contextmanager
     def _broken_on_error(self) -> Iterator[None]:
@@ -360,6 +366,7 @@ class VLLMEngine:
             await asyncio.shield(self.starting)
 
     async def _start(self) -> None:
+        self.reporting = asyncio.create_task(Live().report(self.stats, engine_metrics))
         try:
             await self._load_newest()
         except Exception as error:
@@ -369,6 +376,8 @@ class VLLMEngine:
     async def close(self) -> None:
         """Ends vLLM's processes; the actor answers no further request."""
         self.closed = True
+        if self.starting:
+            self.reporting.cancel()
         for task in list(self.tasks.values()):
             task.cancel()
         self.llm.shutdown(timeout=10)

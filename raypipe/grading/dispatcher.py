@@ -13,6 +13,7 @@ that died and asks again. `forget(plan)` lets go of all that a plan left here.
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Coroutine, Sequence
@@ -25,6 +26,7 @@ from raypipe.config import GradeConfig
 from raypipe.grading.host import GraderHost
 from raypipe.grading.queue import GradeQueue
 from raypipe.grading.results import Reply, Sample, not_graded
+from raypipe.live import Live, grading_metrics
 from raypipe.watchdog import ANSWER_S, oldest, stacks
 
 # Calls that may wait in an actor: past every sample of every plan.
@@ -99,6 +101,7 @@ class GradeDispatcher:
         self.results: dict[str, dict[tuple[Any, ...], asyncio.Task[dict[str, Any]]]] = {}  # by plan, then row
         self.forgotten: set[str] = set()
         self.since: dict[str, float] = {}  # samples that are called with, and since when
+        self.live = Live()
         self.starting: asyncio.Task[None] | None = None
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -114,6 +117,7 @@ class GradeDispatcher:
         is_async = await host.start.remote()
         self.queue = GradeQueue(config.graders, is_async, config.async_concurrency, config.async_rate, config.retries)
         await self._add(host, 0)
+        self._keep(self.live.report(self._stats, grading_metrics))
         await asyncio.gather(*(self._add(self._new_host(), number) for number in range(1, self.fewest)))
 
     def _new_host(self) -> ActorHandle:
@@ -184,8 +188,15 @@ class GradeDispatcher:
         results = self.results.setdefault(row["plan"], {})
         key = (row["sample_id"], row["response_text"], row.get("finish_reason"))
         if key not in results:
-            results[key] = asyncio.create_task(self.queue.grade(row))
+            results[key] = asyncio.create_task(self._grade(row))
         return results[key]
+
+    async def _grade(self, row: Sample) -> dict[str, Any]:
+        arrived = time.time()
+        graded = await self.queue.grade(row)
+        if math.isfinite(graded["grade_start"]):
+            self.live.observe("grade_lag_seconds", max(0.0, graded["grade_start"] - arrived))
+        return graded
 
     async def forget(self, plan: str) -> None:
         """Lets go of a plan's results, and ends what still waits for members that will not come."""
@@ -193,6 +204,9 @@ class GradeDispatcher:
         self.forgotten.add(plan)
         self.queue.forget(plan)
         self.results.pop(plan, None)
+
+    async def _stats(self) -> dict[str, Any]:
+        return self.queue.stats()
 
     async def stats(self) -> dict[str, Any]:
         """Counts since the start (see `GradeQueue.stats`), hosts that are up, results kept, and this process's id."""

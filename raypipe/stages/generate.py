@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from raypipe.rows import GENERATE_COLUMNS, PROMPT_COLUMNS, TOO_LONG, add_columns, check_columns, to_grade
+from raypipe.rows import GENERATE_COLUMNS, PROMPT_COLUMNS, SAVED, TOO_LONG, add_columns, check_columns, to_grade
 
 
 class Generate:
@@ -51,7 +51,9 @@ class Generate:
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         check_columns(table, PROMPT_COLUMNS, "Generate")
-        rows = table.select(list(PROMPT_COLUMNS)).to_pylist()
+        rows = table.select([name for name in (*PROMPT_COLUMNS, SAVED[0]) if name in table.column_names]).to_pylist()
+        if SAVED[0] in table.column_names:
+            table = table.drop_columns([SAVED[0]])
         if self.reserve and self.watching is None:
             self.watching = asyncio.create_task(self._abort_surplus())
         return add_columns(table, await asyncio.gather(*map(self._finish, rows)), GENERATE_COLUMNS)
@@ -74,6 +76,8 @@ class Generate:
             self.engines[name].abort.remote(self.plan, sorted(samples))
 
     async def _generate(self, row: dict[str, Any]) -> dict[str, Any]:
+        if SAVED[0] in row:
+            return nothing("", "", "saved", time.time()) | row[SAVED[0]]
         request = {
             "sample_id": row["sample_id"],
             "prompt_ids": row["prompt_ids"],
