@@ -105,6 +105,7 @@ def run_trl(setting: Setting, model: str, turns: list[str], folder: str) -> list
             now = time.perf_counter()
             step = now - self.began - spent.pop("prepare")  # forward, backward, optimizer
             iterations.append({**spent, "step": step, "weights": 0.0, "wall": now - (self.ended or self.began)})
+            print(iterations[-1], file=sys.stderr)
             self.ended = now
             spent.clear()
 

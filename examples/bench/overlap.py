@@ -12,7 +12,7 @@ if all its places (32 requests, the calls at a time) were always in use; idle is
 
 Real vLLM beside this, on cores that engine and learner share: `overlap_vllm.py`.
 
-    python examples/bench/overlap.py [--quick]
+    python examples/bench/overlap.py [--quick] [--graders 0.2x 1x 3x] [--staleness 0 1]
 """
 
 import argparse
@@ -169,13 +169,13 @@ def one_behind(name: str, iterations: int) -> dict[str, float | str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the middle grader only, three iterations")
-    quick = parser.parse_args().quick
+    parser.add_argument("--graders", nargs="+", choices=GRADERS, default=list(GRADERS))
+    parser.add_argument("--staleness", nargs="+", type=int, choices=(0, 1), default=[0, 1])
+    options = parser.parse_args()
+    names, iterations = (["1x"], 3) if options.quick else (options.graders, 6)
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    names = ["1x"] if quick else list(GRADERS)
-    figures = {
-        "staleness 0": {name: on_policy(name, 3 if quick else 6) for name in names},
-        "staleness 1": {name: one_behind(name, 3 if quick else 6) for name in names},
-    }
+    rows = {0: on_policy, 1: one_behind}
+    figures = {f"staleness {k}": {name: rows[k](name, iterations) for name in names} for k in options.staleness}
     print(json.dumps({"bench": "overlap", **figures}))
 
 

@@ -10,7 +10,7 @@ Engine and learner share this machine's cores, so neither can hide the other. Th
 below, from the times measured in the phases: generation and training one after the other, or grading, whichever takes
 longer, with what must come before and after it, and the weights.
 
-    python examples/bench/overlap_vllm.py [--quick] [--model FOLDER]
+    python examples/bench/overlap_vllm.py [--quick] [--iterations 4] [--model FOLDER]
 """
 
 import argparse
@@ -143,14 +143,15 @@ def measure(model: Path, iterations: int, threads: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one iteration of each way instead of four")
+    parser.add_argument("--quick", action="store_true", help="one iteration of each way")
+    parser.add_argument("--iterations", type=int, default=4, help="of each way, after one that warms up")
     parser.add_argument("--model", type=Path, default=CACHE / "smollm2-135m")
     options = parser.parse_args()
     for path, maker in ((CACHE / "demo" / "train.jsonl", "make_demo.py"), (options.model, "make_smollm2.py")):
         if not path.exists():
             sys.exit(f"{path} is missing: run python examples/{maker}")
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    figures = measure(options.model, 1 if options.quick else 4, len(os.sched_getaffinity(0)))
+    figures = measure(options.model, 1 if options.quick else options.iterations, len(os.sched_getaffinity(0)))
     print(json.dumps({"bench": "overlap_vllm", **figures}))
 
 
