@@ -46,6 +46,7 @@ class Setting:
     """A model, made by `maker`, and how much it generates: `prompts` x `samples` of `tokens`.
 
     never: a token that it does not write, its end token here.
+    micro_batch: tokens of one forward pass in raypipe: a few prompts' samples, so that training begins early.
     """
 
     model: str
@@ -54,11 +55,12 @@ class Setting:
     samples: int
     tokens: int
     never: str
+    micro_batch: int
 
 
 SETTINGS = {
-    "tiny": Setting("demo/model", "make_demo.py", 16, 8, 64, "<|pad|>"),
-    "smollm2-135m": Setting("smollm2-135m", "make_smollm2.py", 4, 8, 48, "<issue_closed>"),
+    "tiny": Setting("demo/model", "make_demo.py", 16, 8, 64, "<|pad|>", 4096),
+    "smollm2-135m": Setting("smollm2-135m", "make_smollm2.py", 4, 8, 48, "<issue_closed>", 1536),
 }
 
 
@@ -167,7 +169,7 @@ def run_raypipe(setting: Setting, model: str, turns: list[str], folder: str, thr
         "grade": {
             "graders": graders, "processes": PROCESSES, "async_concurrency": setting.prompts * setting.samples,
         },
-        "train": {"lr": LEARNING_RATE, "threads": threads, "micro_batch_tokens": 4096},
+        "train": {"lr": LEARNING_RATE, "threads": threads, "micro_batch_tokens": setting.micro_batch},
         "pipeline": {"plans_ahead": 2},
         "checkpoint": {"every": 0},
         "log": {"timelines": [], "loggers": [], "samples": 0, "dashboard": False, "quiet": True},

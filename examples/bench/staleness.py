@@ -27,7 +27,7 @@ DATA = ROOT / ".cache" / "demo"
 SETTINGS = {
     "staleness 0": [],
     "staleness 1, corrected": ["pipeline.max_staleness=1"],
-    "staleness 1, not corrected": ["pipeline.max_staleness=1", "algorithm.tis=off"],
+    "staleness 1, not corrected": ["pipeline.max_staleness=1", "algorithm.tis='off'"],
 }
 COMMON = ["checkpoint.every=0", "log.quiet=true", "log.timelines=[]", "log.loggers=[]"]
 
