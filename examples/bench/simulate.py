@@ -58,7 +58,7 @@ SECONDS_PER_TOKEN, SHORT_PER_TOKEN = 0.012, 0.001
 GRADER = {"seconds": 0.3, "sigma": 1.0, "most": 10.0}
 LEARNER_TOKENS_PER_S = 30_000  # of a rank
 UPDATE_S = 0.5
-SHORT = 128  # samples of an iteration in which memory is measured
+SHORT = 64  # samples of an iteration in which memory is measured
 EXECUTOR = "SplitCoordinator"
 
 
@@ -179,6 +179,8 @@ def simulate(config: Config, rate: float, seconds_per_token: float = SECONDS_PER
                 ray.get(done)
             metrics.append(log.write(iteration, records))
             memory.append({name: process.memory_info().rss / 1e6 for name, process in lasting.items()})
+            held = ", ".join(f"{name} {mb:.0f} MB" for name, mb in memory[-1].items())
+            print(f"  {config.run.name}, iteration {iteration}: {line['time/iteration_s']:.1f} s; {held}", flush=True)
         ray.get(learning)
         for actor in ranks:
             ray.kill(actor)
@@ -210,7 +212,7 @@ def main() -> None:
     parser.add_argument("--short", type=int, default=20, help="short iterations; 0: memory is not measured")
     parser.add_argument("--out", type=Path, help="folder for timelines and metrics (default: none are kept)")
     options = parser.parse_args()
-    sizes = [512] if options.quick else [int(size) for size in options.samples.split(",")]
+    sizes = [512] if options.quick else [int(size) for size in options.samples.split(",") if size]
     short = min(options.short, 6) if options.quick else options.short
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -221,7 +223,7 @@ def main() -> None:
             figures[f"samples_{samples}"] = found = figures_of(outcome, samples)
             print(f"{samples} samples an iteration:")
             for name, value in found.items():
-                print(f"  {name:<32} {value if isinstance(value, dict) else round(value, 4)}")
+                print(f"  {name:<32} {value if isinstance(value, dict) else round(value, 4)}", flush=True)
         if short:
             with cluster():
                 memory = simulate(config_for(SHORT, short, out, model), options.rate, SHORT_PER_TOKEN).memory_mb
