@@ -97,7 +97,7 @@ def run(config: Config, inputs: "Inputs") -> Path:
         if reason := why_not_streaming(config):
             console.note(f"the learner waits for an iteration's last sample before it trains: {reason}")
         with Signals() as signals, Runtime(config, inputs, signals, console.warn) as runtime:
-            iteration, end, bad_steps = first, 0.0, 0
+            iteration, end, bad_steps = first, 0.0, bad_steps_so_far(folder.read_metrics())
             try:
                 runtime.start_learner(folder.path)
                 memory = MemoryWatch()
@@ -206,6 +206,15 @@ def stop_if_unsaved(records: list[dict[str, Any]]) -> None:
     for record in records:
         if record["unsaved"]:
             raise ValueError(f"the run is done, but its last {record['unsaved']}; mend that and use run.resume=auto")
+
+
+def bad_steps_so_far(lines: list[dict[str, float]]) -> int:
+    """Steps that were skipped in a row at the end of a run's metrics."""
+    bad_steps = 0
+    for line in lines:
+        skipped = skipped_steps(line)
+        bad_steps = bad_steps + skipped if skipped else 0
+    return bad_steps
 
 
 def skipped_steps(metrics: dict[str, float]) -> int:
