@@ -7,6 +7,7 @@ iteration as its record arrives. Heavy imports wait until the arguments are know
 
 import argparse
 import dataclasses
+import errno
 import json
 import sys
 from collections import Counter
@@ -55,6 +56,11 @@ def main(arguments: list[str] | None = None) -> int:
     except RunStopped as stop:
         print(stop, file=sys.stderr)
         return stop.code
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"error: {error} (run.dir={config.run.dir}); make room and use run.resume=auto", file=sys.stderr)
+        return 1
     return 0
 
 
