@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable
 from dataclasses import MISSING as NO_DEFAULT
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 import yaml
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from raypipe.config import Config, GraderConfig, starts_elsewhere
+from raypipe.config import Config, GradeConfig, GraderConfig, starts_elsewhere
 from raypipe.config_checks import check, check_across
 
 
@@ -47,6 +47,7 @@ def load_config(
         raise ValueError(f"{path}: the config holds itself, by an alias such as &a [*a]; write values out") from None
     assert isinstance(config, Config)
     try:
+        _refuse_other_containers(config, "")
         check(config)
         across(config)
     except ValueError as error:
@@ -153,6 +154,25 @@ def _refuse_unknown_keys(node: Any, cls: type, prefix: str, path: Path) -> None:
                         f"{path}: {full}.{i} must be a mapping such as {{path: module:Name}}; got {entry!r}"
                     )
                 _refuse_unknown_keys(entry, GraderConfig, f"{full}.{i}.", path)
+
+
+def _refuse_other_containers(config: Any, prefix: str) -> None:
+    """What a reference such as ${oc.env:HOME} stands for is known only at the end, and OmegaConf does not compare it
+    with the type of a list, a mapping or an entry of grade.graders."""
+    for f in dataclasses.fields(config):
+        value, full = getattr(config, f.name), f"{prefix}{f.name}"
+        kind: Any = get_origin(f.type) or f.type
+        if kind in (list, dict) and not isinstance(value, kind):
+            raise ValueError(
+                f"{full}={value!r} has the wrong type: it must be a {'list' if kind is list else 'mapping'}"
+            )
+        if dataclasses.is_dataclass(value):
+            _refuse_other_containers(value, f"{full}.")
+    if isinstance(config, GradeConfig):
+        for i, grader in enumerate(config.graders):
+            if not isinstance(grader, GraderConfig):
+                raise ValueError(f"grade.graders.{i} must be a mapping such as {{path: module:Name}}; got {grader!r}")
+            _refuse_other_containers(grader, f"grade.graders.{i}.")
 
 
 def _suggest(name: str, prefix: str, known: dict) -> str:
