@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import MISSING as NO_DEFAULT
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 import yaml
 from omegaconf import MISSING, OmegaConf
@@ -50,6 +50,7 @@ def load_config(
         raise ValueError(f"{path}: the config holds itself, by an alias such as &a [*a]; write values out") from None
     assert isinstance(config, Config)
     try:
+        _refuse_other_containers(config, "")
         check(config)
         across(config)
     except ValueError as error:
@@ -159,6 +160,24 @@ def _refuse_unknown_keys(node: Any, cls: type, prefix: str, path: Path) -> None:
                         f"{path}: {full}.{i} must be a mapping such as {{path: module:Name}}; got {entry!r}"
                     )
                 _refuse_unknown_keys(entry, LISTS[full], f"{full}.{i}.", path)
+
+
+def _refuse_other_containers(config: Any, prefix: str) -> None:
+    """What a reference such as ${oc.env:HOME} stands for is known only at the end, and OmegaConf does not compare it
+    with the type of a list, a mapping or an entry of LISTS."""
+    for f in dataclasses.fields(config):
+        value, full = getattr(config, f.name), f"{prefix}{f.name}"
+        kind: Any = get_origin(f.type) or f.type
+        if kind in (list, dict) and not isinstance(value, kind):
+            raise ValueError(
+                f"{full}={value!r} has the wrong type: it must be a {'list' if kind is list else 'mapping'}"
+            )
+        if dataclasses.is_dataclass(value):
+            _refuse_other_containers(value, f"{full}.")
+        for i, entry in enumerate(value if full in LISTS else ()):
+            if not isinstance(entry, LISTS[full]):
+                raise ValueError(f"{full}.{i} must be a mapping such as {{path: module:Name}}; got {entry!r}")
+            _refuse_other_containers(entry, f"{full}.{i}.")
 
 
 def _suggest(name: str, prefix: str, known: dict) -> str:

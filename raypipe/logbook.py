@@ -89,6 +89,15 @@ def skipped_steps(metrics: dict[str, float]) -> int:
     return int(metrics.get("train/skipped_steps", 0) + metrics.get("critic/skipped_steps", 0))
 
 
+def bad_steps_so_far(lines: list[dict[str, float]]) -> int:
+    """Steps that were skipped in a row at the end of a run's metrics."""
+    bad_steps = 0
+    for line in lines:
+        skipped = skipped_steps(line)
+        bad_steps = bad_steps + skipped if skipped else 0
+    return bad_steps
+
+
 def stop_if_steps_fail(config: Config, iteration: int, metrics: dict[str, float], bad_steps: int) -> int:
     """Steps that were skipped in a row, `bad_steps` of them before this iteration; raises ValueError when they are more
     than train.max_bad_steps."""

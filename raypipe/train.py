@@ -7,6 +7,7 @@ iteration as its record arrives. Heavy imports wait until the arguments are know
 
 import argparse
 import dataclasses
+import errno
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from raypipe.stopping import RunStopped, Signals, Stalled
 if TYPE_CHECKING:
     from raypipe.checkpoint_files import Start
     from raypipe.console import Console
-    from raypipe.logbook import Logbook
+    from raypipe.logbook import Logbook, bad_steps_so_far
     from raypipe.preflight import Inputs
     from raypipe.run_folder import RunFolder
     from raypipe.runtime import Runtime
@@ -50,6 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
     except RunStopped as stop:
         print(stop, file=sys.stderr)
         return stop.code
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"error: {error} (run.dir={config.run.dir}); make room and use run.resume=auto", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -62,7 +68,7 @@ def run(config: Config, inputs: "Inputs") -> Path:
 
     from raypipe.checkpoint_files import find_start
     from raypipe.console import Console
-    from raypipe.logbook import Logbook
+    from raypipe.logbook import Logbook, bad_steps_so_far
     from raypipe.loggers import open_loggers
     from raypipe.run_folder import open_run
     from raypipe.runtime import Runtime, start_ray
@@ -83,7 +89,9 @@ def run(config: Config, inputs: "Inputs") -> Path:
             console.note(f"the learner waits for an iteration's last sample before it trains: {reason}")
         with Signals() as signals, Runtime(config, inputs, signals, console.warn) as runtime:
             runtime.start_learner(folder.path)
-            write_all(runtime, Logbook(config, folder, console, tracker), first, inputs.heldout_count)
+            bad_steps = bad_steps_so_far(folder.read_metrics())
+            log = Logbook(config, folder, console, tracker, bad_steps=bad_steps)
+            write_all(runtime, log, first, inputs.heldout_count)
             runtime.finish()
         console.summary([f"run folder: {folder.path}", f"look at it: python -m raypipe.report {folder.path}"])
     finally:

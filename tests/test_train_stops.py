@@ -8,7 +8,13 @@ from simulated_runs import T, simulated_rows
 
 from raypipe.config import Config, GradeConfig, LogConfig, RunConfig, TrainConfig
 from raypipe.console import Console
-from raypipe.logbook import Logbook, stop_if_grading_fails, stop_if_most_fail, stop_if_steps_fail
+from raypipe.logbook import (
+    Logbook,
+    bad_steps_so_far,
+    stop_if_grading_fails,
+    stop_if_most_fail,
+    stop_if_steps_fail,
+)
 from raypipe.loggers import Tracker
 from raypipe.run_folder import RunFolder, read_lines
 from raypipe.train import stop_if_unsaved
@@ -68,6 +74,12 @@ def test_skipped_steps_stop_the_run_when_there_are_too_many_in_a_row():
     assert stop_if_steps_fail(config, 4, bad, bad_steps=1) == 3
     with pytest.raises(ValueError, match="iteration 5: 4 optimizer steps in a row .* train.max_bad_steps=3"):
         stop_if_steps_fail(config, 5, {"train/skipped_steps": 1.0, "critic/skipped_steps": 1.0}, bad_steps=2)
+
+
+def test_a_run_that_goes_on_counts_the_skipped_steps_before():
+    lines = [{"train/skipped_steps": count} for count in (5.0, 0.0, 2.0, 1.0)]
+    assert bad_steps_so_far(lines) == 3
+    assert bad_steps_so_far(lines[:2]) == bad_steps_so_far([]) == 0
 
 
 @pytest.mark.parametrize("metric", ["train/skipped_steps", "critic/skipped_steps"])
