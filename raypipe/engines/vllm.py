@@ -225,7 +225,11 @@ class VLLMEngine:
 
     @ray.method(max_task_retries=-1)
     async def stats(self) -> dict[str, Any]:
-        """Counters since the engine started: busy_seconds is time in which at least one request ran."""
+        """Counters since the engine started: busy_seconds is time in which at least one request ran; update_seconds is
+        that of the last weight update."""
+        return self._stats()
+
+    def _stats(self) -> dict[str, Any]:
         busy = self.busy_seconds + (time.monotonic() - self.busy_since if self.running else 0.0)
         return {
             "in_flight": self.running,
@@ -366,7 +370,7 @@ class VLLMEngine:
             await asyncio.shield(self.starting)
 
     async def _start(self) -> None:
-        self.reporting = asyncio.create_task(Live().report(self.stats, engine_metrics))
+        self.reporting = asyncio.create_task(Live().report(self._stats, engine_metrics))
         try:
             await self._load_newest()
         except Exception as error:
