@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 # Name -> the module that has it.
-NAMES = {"Pipeline": "raypipe.api", "Config": "raypipe.config", "load_config": "raypipe.config_file"}
+NAMES = {"Pipeline": "raypipe.interactive", "Config": "raypipe.config", "load_config": "raypipe.config_file"}
 __all__ = ["Config", "Pipeline", "load_config"]  # noqa: F822
 
 

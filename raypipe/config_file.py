@@ -7,7 +7,7 @@ conversion; nobody past this file sees a DictConfig. Imports nothing heavy, so t
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from pathlib import Path
 from typing import Any, cast, get_origin
@@ -56,6 +56,19 @@ def load_config(
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return _resolve_paths(config, path.parent)
+
+
+def resolve(
+    config: Config | str | Path, overrides: Sequence[str] = (), across: Callable[[Config], None] = check_across
+) -> Config:
+    """A checked `Config`. One that was made in Python is taken as it is: `dataclasses.replace` changes it."""
+    if not isinstance(config, Config):
+        return load_config(config, list(overrides), across)
+    if overrides:
+        raise ValueError(f"{overrides[0]!r}: overrides go with a file; change a Config with dataclasses.replace")
+    check(config)
+    across(config)
+    return config
 
 
 def to_yaml(config: Config) -> str:

@@ -9,7 +9,7 @@ metrics.jsonl has an iteration's numbers when it is over; these say why it is no
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -82,12 +82,10 @@ class Live:
         if self.tags["run"]:
             self._metric(name, {}).observe(value, self.tags)
 
-    async def report(
-        self, stats: Callable[[], Awaitable[dict[str, Any]]], tell: Callable[["Live", dict[str, Any]], None]
-    ) -> None:
+    async def report(self, stats: Callable[[], dict[str, Any]], tell: Callable[["Live", dict[str, Any]], None]) -> None:
         """Tells what `stats()` says once a second, until it is cancelled."""
         while True:
-            tell(self, await stats())
+            tell(self, stats())
             await asyncio.sleep(EVERY_S)
 
 

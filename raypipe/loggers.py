@@ -1,9 +1,9 @@
 """Other places where a run's metrics go: one function a backend, chosen by `log.loggers`.
 
-In: an iteration's metrics line, and its best, worst and failed samples (`samples.pick`). Out: a TensorBoard or Weights
-& Biases run, and gauges for Prometheus. Decision: `metrics.jsonl` and `samples/` stay the record; these are views of
-it, in the run folder, and need no account: W&B writes offline unless WANDB_API_KEY or WANDB_MODE says otherwise. A
-tracker that fails (a server that is gone) is told once and never ends the run.
+In: an iteration's metrics line, and its best, worst and failed samples (`samples.pick`). Out: a TensorBoard, Weights &
+Biases or Trackio run, and gauges for Prometheus. Decision: `metrics.jsonl` and `samples/` stay the record; these are
+views of it, in the run's folder or beside it, and need no account: W&B writes offline unless WANDB_API_KEY or
+WANDB_MODE says otherwise. A tracker that fails (a server that is gone) is told once and never ends the run.
 """
 
 import importlib.util
@@ -73,6 +73,27 @@ def wandb(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
     return Tracker(log, run.finish)
 
 
+def trackio(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
+    """A run in `trackio/` of run.dir, beside those of the other runs: TRACKIO_DIR=runs/trackio trackio show"""
+    os.environ.setdefault("TRACKIO_DIR", str(folder.path.parent.resolve() / "trackio"))  # it reads that when imported
+    import trackio as module
+
+    run = module.init(
+        project=os.environ.get("TRACKIO_PROJECT", "raypipe"), name=folder.path.name, config=dict(config),
+        resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False,
+    )  # fmt: skip
+
+    def log(iteration: int, metrics: Metrics, samples: Samples) -> None:
+        row: dict[str, Any] = dict(metrics)
+        if samples:
+            # It shows text as Markdown, in which an indented block stays as it is.
+            cells = [[_block(cell) if isinstance(cell, str) else cell for cell in line] for line in _as_rows(samples)]
+            row["samples"] = module.Table(columns=list(COLUMNS), data=cells)
+        run.log(row, step=iteration)
+
+    return Tracker(log, run.finish)
+
+
 def prometheus(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
     """Gauges that Ray exports to Prometheus beside its own, as ray_raypipe_reward_mean{run="..."} and so on; the
     dashboard examples/grafana/raypipe.json shows them."""
@@ -102,6 +123,7 @@ BACKENDS: dict[str, tuple[Callable[[RunFolder, Mapping[str, Any], int], Tracker]
     "tensorboard": (tensorboard, "tensorboardX"),
     "prometheus": (prometheus, "ray"),
     "wandb": (wandb, "wandb"),
+    "trackio": (trackio, "trackio"),
 }
 
 
@@ -164,12 +186,15 @@ def _as_text(samples: Samples) -> dict[str, str]:
     """Markdown a kind of sample. An indented block is shown as it is, whatever a model wrote into it."""
     texts: dict[str, str] = {}
     for sample in samples:
-        lines = f"{sample['prompt']}\n---\n{sample['response']}"[:MAX_TEXT].splitlines()
-        block = "\n".join(f"    {line}" for line in lines)
+        block = _block(f"{sample['prompt']}\n---\n{sample['response']}"[:MAX_TEXT])
         head = f"**{sample['prompt_id']}** ({sample['purpose']}): {sample['status']}, score {sample['score']}"
         kind = sample["kind"]
         texts[kind] = texts.get(kind, "") + f"{head}\n\n{block}\n\n"
     return texts
+
+
+def _block(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def _id_of(path: Path) -> str:

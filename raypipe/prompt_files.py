@@ -11,7 +11,7 @@ taken to be absent, at any depth; nulls in lists and maps stay, and so do nulls 
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,11 @@ def read_rows(files: list[str], base_dir: str | Path) -> Iterator[FileRow]:
             yield FileRow(place, f"{label}:{number}", values)
         if number is None:
             raise ValueError(f"{path}: the file is empty (no rows); write at least one or leave it out of the list")
+
+
+def file_rows(rows: Iterable[Mapping[str, Any]]) -> list[FileRow]:
+    """Rows given in Python as `read_rows` gives those of files."""
+    return [FileRow(f"row {i}", f"row:{i}", dict(row)) for i, row in enumerate(rows)]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from raypipe.stopping import RunStopped, Signals, Stalled
 if TYPE_CHECKING:
     from raypipe.checkpoint_files import Start
     from raypipe.console import Console
-    from raypipe.logbook import Logbook, bad_steps_so_far
+    from raypipe.logbook import Logbook
     from raypipe.preflight import Inputs
     from raypipe.run_folder import RunFolder
     from raypipe.runtime import Runtime

@@ -57,7 +57,7 @@ def test_docstrings_are_the_reference(site):
         "api.train",
         "api.evaluate",
         "api.grade",
-        "api.Pipeline.generate",
+        "interactive.Pipeline.generate",
         "advantages.gae",
         "losses.ppo_clip",
     ):

@@ -5,17 +5,23 @@ import json
 import logging
 import os
 import re
+import sqlite3
+import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+from test_pipeline import config_for
 
 from raypipe.config import Config
+from raypipe.live import LIVE, live_name
 from raypipe.loggers import BACKENDS, check_loggers, open_loggers, prometheus_name
 from raypipe.metrics import METRICS
 from raypipe.rows import GRADE_STATUSES
 from raypipe.run_folder import RunFolder
+from raypipe.scripted import scripted_run
 from raypipe.spans import RESOURCES
 
 SAMPLE = {
@@ -61,25 +67,58 @@ def read_events(file: Path):
 
 
 def test_prometheus_gets_the_metrics_from_ray(folder, ray_session):
-    import ray
 
     write(folder, "prometheus", 0, 3)
-    (node,) = ray.nodes()
-    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    deadline = time.monotonic() + 60  # Ray's agent gathers every 10 s
-    while True:
-        with urllib.request.urlopen(address, timeout=10) as answer:
-            lines = [line for line in answer.read().decode().splitlines() if line.startswith("ray_raypipe_")]
-        if lines:
-            break
-        assert time.monotonic() < deadline, "Ray exports no metric of ours"
-        time.sleep(0.5)
+    lines = scrape("ray_raypipe_reward_b{")
     values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
     assert values["ray_raypipe_reward_mean"] == pytest.approx(0.2), "the last iteration's"
     assert values["ray_raypipe_reward_b"] == 1.0
-    assert all('run="run"' in line for line in lines)
+    assert all('run="run"' in line for line in lines if "_live_" not in line)
 
 
+def scrape(wanted: str) -> list[str]:
+    """What Prometheus reads of ours from Ray, once a line begins with `wanted`."""
+    import ray
+
+    (node,) = ray.nodes()
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    deadline = time.monotonic() + 90  # Ray's agent gathers every 10 s
+    while True:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if line.startswith("ray_raypipe_")]
+        if any(line.startswith(wanted) for line in lines):
+            return lines
+        assert time.monotonic() < deadline, f"Ray exports no {wanted}; it has {lines[:20]}"
+        time.sleep(0.5)
+
+
+def test_prometheus_gets_live_metrics_while_an_iteration_runs(ray_session):
+    """One prompt's samples are done, the next iteration's wait at the gate, and the run goes on."""
+    config = config_for("live", prompts=2, n=4, iterations=2)
+    with scripted_run(config, tokens=(3, 3)) as run:
+        feed = run.feed()
+        (rows,) = run.rows([feed], 0)
+        lines = [line for line in scrape("ray_raypipe_live_grade_lag_seconds_count") if 'run="live"' in line]
+        made = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+        def value(name: str, label: str = "") -> float:
+            (found,) = [v for k, v in made.items() if k.startswith(f"ray_raypipe_live_{name}{{") and label in k]
+            return found
+
+        assert value("tokens_total", 'actor="engine-0"') == 3 * len(rows) == 24
+        assert value("grade_statuses_total", 'status="ok"') == 8 and value("grade_call_samples_total") == 8
+        assert 1 <= value("grade_calls_total", 'grader="FirstTokenGrader"') <= 8
+        assert value("grading") == value("grade_queued") == 0 and value("weight_version") == 0
+        assert value("grade_lag_seconds_count") == 8 and value("grade_lag_seconds_sum") < 8 * 5
+        deadline = time.monotonic() + 60
+        while not any('run="live"' in line and line.endswith(" 8.0") for line in scrape("ray_raypipe_live_at_gate")):
+            assert time.monotonic() < deadline, "the next iteration's requests wait for weights"
+            time.sleep(0.5)
+        run.open_gates(2)
+        assert len(run.rows([feed], 1)[0]) == 8
+
+
+NOT_SHOWN = ("engine_busy_seconds_total", "grade_kills_total", "grade_running")
 GRAFANA = Path(__file__).resolve().parent.parent / "examples" / "grafana" / "raypipe.json"
 
 
@@ -91,10 +130,13 @@ def test_the_grafana_dashboard_asks_for_metrics_that_there_are():
         for target in panel["targets"]
         for name in re.findall(r"ray_raypipe_\w+", target["expr"])
     }
-    known = {f"ray_{prometheus_name(name)}" for name in METRICS if "<" not in name}
+    suffixes = {"gauge": "", "counter": "_total", "histogram": "_bucket"}
+    live = {f"ray_{live_name(name)}{suffixes[kind]}" for name, (kind, _, _) in LIVE.items()}
+    known = {f"ray_{prometheus_name(name)}" for name in METRICS if "<" not in name} | live
     stages = {f"ray_raypipe_idle_{stage.lower()}" for stage in RESOURCES}
     statuses = {f"ray_raypipe_grade_{status}_frac" for status in GRADE_STATUSES}
     assert asked <= known | stages | statuses and len(asked) > 20
+    assert live - asked == {f"ray_{live_name(name)}" for name in NOT_SHOWN}, "what the dashboard leaves out"
     assert all('run=~"$run"' in target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
 
 
@@ -110,10 +152,44 @@ def test_wandb_is_offline_without_a_key(folder, monkeypatch):
         time.sleep(0.05)
 
 
+TRACKIO = """
+import sys
+from pathlib import Path
+from raypipe.loggers import open_loggers
+from raypipe.run_folder import RunFolder
+from test_loggers import SAMPLE
+folder = RunFolder(Path(sys.argv[1]), resumed=False)
+for first, last in ((0, 4), (4, 6)):
+    tracker = open_loggers(["trackio"], folder, {"run": {"name": "run"}}, first)
+    for i in range(first, last):
+        tracker.log(i, {"iteration": i, "reward/mean": i / 10}, [SAMPLE])
+    tracker.close()
+"""
+
+
+def test_trackio_keeps_the_runs_of_a_folder_together(folder):
+    pytest.importorskip("trackio", reason="trackio is not installed here")
+    root = Path(__file__).resolve().parent
+    path = os.pathsep.join([str(root.parent), str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TRACKIO")} | {"PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", TRACKIO, str(folder.path)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and "failed" not in done.stderr, done.stderr
+    (database,) = (folder.path.parent / "trackio").glob("raypipe*.db")
+    with sqlite3.connect(database) as connection:
+        rows = connection.execute("select run_name, step, metrics from metrics order by step").fetchall()
+    assert [(name, step) for name, step, _ in rows] == [("run", i) for i in range(6)]
+    last = json.loads(rows[-1][2])
+    assert last["reward/mean"] == 0.5
+    (sample,) = last["samples"]["_value"]
+    assert "    2\\n    </script>" in json.dumps(sample), "as an indented block"
+
+
 def test_names_and_missing_packages_are_told(monkeypatch, tmp_path):
     check_loggers(["tensorboard"])
     with pytest.raises(
-        ValueError, match=r"log.loggers.1='wandbb' is not known; choose among tensorboard, prometheus, wandb"
+        ValueError, match=r"log.loggers.1='wandbb' is not known; choose among tensorboard, prometheus, wandb, trackio"
     ):
         check_loggers(["tensorboard", "wandbb"])
     monkeypatch.setitem(BACKENDS, "wandb", (BACKENDS["wandb"][0], "no_such_module"))

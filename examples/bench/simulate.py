@@ -180,7 +180,8 @@ def simulate(config: Config, rate: float, seconds_per_token: float = SECONDS_PER
             metrics.append(log.write(iteration, records))
             memory.append({name: process.memory_info().rss / 1e6 for name, process in lasting.items()})
             held = ", ".join(f"{name} {mb:.0f} MB" for name, mb in memory[-1].items())
-            print(f"  {config.run.name}, iteration {iteration}: {line['time/iteration_s']:.1f} s; {held}", flush=True)
+            seconds = metrics[-1]["time/iteration_s"]
+            print(f"  {config.run.name}, iteration {iteration}: {seconds:.1f} s; {held}", flush=True)
         ray.get(learning)
         for actor in ranks:
             ray.kill(actor)

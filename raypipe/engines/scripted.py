@@ -63,7 +63,7 @@ class ScriptedEngine:
 
     async def ready(self) -> dict[str, Any]:
         if self.reporting is None:
-            self.reporting = asyncio.create_task(Live().report(self.stats, engine_metrics))
+            self.reporting = asyncio.create_task(Live().report(self._stats, engine_metrics))
         return {"name": self.name, "device": "scripted", "version": self.gate.version}
 
     async def generate(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -122,6 +122,9 @@ class ScriptedEngine:
         return sum([await self.abort(plan) for plan in list(self.running)])
 
     async def stats(self) -> dict[str, Any]:
+        return self._stats()
+
+    def _stats(self) -> dict[str, Any]:
         return {
             "served": self.served,
             "generated_tokens": self.made,

@@ -225,10 +225,11 @@ class VLLMEngine:
 
     @ray.method(max_task_retries=-1)
     async def stats(self) -> dict[str, Any]:
-        """Counters since the engine started: busy_seconds is time in which at least one request ran."""
-        return await self._stats()
+        """Counters since the engine started: busy_seconds is time in which at least one request ran; update_seconds is
+        that of the last weight update."""
+        return self._stats()
 
-    async def _stats(self) -> dict[str, Any]:
+    def _stats(self) -> dict[str, Any]:
         busy = self.busy_seconds + (time.monotonic() - self.busy_since if self.running else 0.0)
         return {
             "in_flight": self.running,

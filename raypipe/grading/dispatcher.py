@@ -117,7 +117,7 @@ class GradeDispatcher:
         is_async = await host.start.remote()
         self.queue = GradeQueue(config.graders, is_async, config.async_concurrency, config.async_rate, config.retries)
         await self._add(host, 0)
-        self._keep(self.live.report(self._stats, grading_metrics))
+        self._keep(self.live.report(self.queue.stats, grading_metrics))
         await asyncio.gather(*(self._add(self._new_host(), number) for number in range(1, self.fewest)))
 
     def _new_host(self) -> ActorHandle:
@@ -207,9 +207,6 @@ class GradeDispatcher:
         self.queue.forget(plan)
         self.results.pop(plan, None)
         self.attached.pop(plan, None)
-
-    async def _stats(self) -> dict[str, Any]:
-        return self.queue.stats()
 
     async def stats(self) -> dict[str, Any]:
         """Counts since the start (see `GradeQueue.stats`), hosts that are up, results kept, and this process's id."""
