@@ -25,6 +25,7 @@ from raypipe.engines.vllm import start_engines
 from raypipe.grading.dispatcher import start_dispatcher
 from raypipe.learner import learn
 from raypipe.pipeline import Workers
+from raypipe.placement import for_ray
 from raypipe.plans import PlanServer
 from raypipe.preflight import Inputs
 from raypipe.reserve import start_reserve
@@ -140,7 +141,7 @@ def learner_scaling(rank: Demand) -> ScalingConfig:
     resources = {"CPU": rank.cpus, **({"GPU": rank.gpus} if rank.gpus else {})}
     return ScalingConfig(
         num_workers=rank.count, use_gpu=rank.gpus > 0, resources_per_worker=resources,
-        label_selector=dict(rank.labels) or None,
+        label_selector=for_ray(rank.labels) or None,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from raypipe.config import Config, scorer_roles
 from raypipe.engines.gate import Gate
 from raypipe.engines.weight_store import ensure_version, load_newest, start_store
 from raypipe.modeling import compute_dtype, load_critic, load_policy, row_tokens
+from raypipe.placement import for_ray
 from raypipe.weights import Bucket, load_bucket
 
 # A scorer may die this often in a run before the run fails.
@@ -50,7 +51,7 @@ def start_scorers(config: Config, num_gpus: float) -> dict[str, list[ActorHandle
         started[role] = [
             actor.options(
                 name=name, num_cpus=config.scorer.num_cpus, num_gpus=num_gpus,
-                label_selector=config.scorer.node_labels, max_concurrency=MAX_CONCURRENCY, max_restarts=MAX_RESTARTS,
+                label_selector=for_ray(config.scorer.node_labels), max_concurrency=MAX_CONCURRENCY, max_restarts=MAX_RESTARTS,
             ).remote(role, name.rpartition("/")[2], config, store)
             for name in names
         ]  # fmt: skip

@@ -10,7 +10,7 @@ from tiny_models import save_model, tiny_model
 
 from raypipe.config import Config, EngineConfig, GradeConfig, GraderConfig, ModelConfig, TrainConfig
 from raypipe.config_checks import check
-from raypipe.placement import Node, check_labels, satisfies
+from raypipe.placement import Node, check_labels, for_ray, satisfies
 from raypipe.resources import Machine, demands, missing
 
 TESTS = Path(__file__).parent
@@ -56,6 +56,10 @@ def test_ray_takes_the_selectors_that_are_accepted_and_no_others():
             continue
         assert not validate_label_selector({label: selector}), (label, selector)
     check_labels("engine.node_labels", {"ray.io/accelerator-type": "!in(A100, H100)", "pool": "a.b_c-1"})
+
+
+def test_ray_gets_selectors_without_the_spaces_that_it_would_take_for_part_of_a_value():
+    assert for_ray({"pool": "!in(a, b)", "gpu": "H100"}) == {"pool": "!in(a,b)", "gpu": "H100"}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from raypipe.config import Config
 from raypipe.engines.gate import Gate
 from raypipe.engines.vllm_config import engine_args, sampling_params, set_environment, weight_transfer
 from raypipe.engines.weight_store import ensure_version, load_newest, start_store
+from raypipe.placement import for_ray
 from raypipe.weights import Bucket
 
 # An engine may die this often in a run before the run fails.
@@ -50,7 +51,7 @@ def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
             name=f"{run_name}/engine-{i}",
             num_cpus=engine.num_cpus,
             num_gpus=num_gpus,
-            label_selector=engine.node_labels,
+            label_selector=for_ray(engine.node_labels),
             max_concurrency=MAX_CONCURRENCY,
             # Over NCCL no copy of the weights is kept to come back with: the run fails, and resumes from a checkpoint.
             max_restarts=MAX_RESTARTS if store else 0,
