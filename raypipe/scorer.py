@@ -51,7 +51,8 @@ def start_scorers(config: Config, num_gpus: float) -> dict[str, list[ActorHandle
         started[role] = [
             actor.options(
                 name=name, num_cpus=config.scorer.num_cpus, num_gpus=num_gpus,
-                label_selector=for_ray(config.scorer.node_labels), max_concurrency=MAX_CONCURRENCY, max_restarts=MAX_RESTARTS,
+                label_selector=for_ray(config.scorer.node_labels), max_concurrency=MAX_CONCURRENCY,
+                max_restarts=MAX_RESTARTS,
             ).remote(role, name.rpartition("/")[2], config, store)
             for name in names
         ]  # fmt: skip
