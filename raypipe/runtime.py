@@ -139,7 +139,8 @@ def sampling_settings(config: Config) -> dict[str, dict[str, Any]]:
 def learner_scaling(rank: Demand) -> ScalingConfig:
     """Ray Train's form of what the learner's ranks ask for."""
     resources = {"CPU": rank.cpus, **({"GPU": rank.gpus} if rank.gpus else {})}
-    return ScalingConfig(
+    scaling: Any = ScalingConfig  # type checkers see that of Ray Train 1, which knew no labels
+    return scaling(
         num_workers=rank.count, use_gpu=rank.gpus > 0, resources_per_worker=resources,
         label_selector=for_ray(rank.labels) or None,
     )  # fmt: skip

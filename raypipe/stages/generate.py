@@ -9,6 +9,7 @@ each sample at once, as a hint: the plan carries every sample in any case, and o
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ class Generate:
     engines: names of the engine actors.
     plan: key of the plan; `abort(plan)` on an engine ends all that it asked for.
     sampling: sampling settings by the row's `purpose`, e.g. {"train": {"temperature": 1.0, ...}}.
-    listener: name of an actor whose `hint` is called with each finished sample (`rows.to_grade`).
+    listener: name of an actor whose `hint` is called with finished samples (`rows.to_grade`).
     reserve: name of the actor that knows which prompts in reserve are needed; empty: there is no reserve.
     attempts: how many engines a sample may try when engines die under it.
     """
@@ -42,6 +43,8 @@ class Generate:
         self.attempts = attempts
         self.in_flight: Counter[str] = Counter({name: 0 for name in engines})
         self.home: dict[int, str] = {}
+        self.untold: list[dict[str, Any]] = []
+        self.telling: asyncio.Task[None] | None = None
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         check_columns(table, PROMPT_COLUMNS, "Generate")
@@ -52,8 +55,17 @@ class Generate:
         if self.reserve and row["reserve"] >= 0 and not await self.reserve.needed.remote(self.plan, row["reserve"]):
             return nothing("unused", "", "", time.time())
         generated = await self._generate(row)
-        self.listener.hint.remote(to_grade(row | generated, self.plan))
+        self.untold.append(to_grade(row | generated, self.plan))
+        if self.telling is None or self.telling.done():
+            self.telling = asyncio.create_task(self._tell())
         return generated
+
+    async def _tell(self) -> None:
+        """Gives hints in one call at a time: a sample that finishes alone is told of at once, many in one call."""
+        while self.untold:
+            samples, self.untold = self.untold, []
+            with contextlib.suppress(ray.exceptions.RayError):
+                await self.listener.hint.remote(samples)
 
     async def _generate(self, row: dict[str, Any]) -> dict[str, Any]:
         request = {
