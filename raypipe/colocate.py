@@ -21,6 +21,7 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from raypipe.config import Config
+from raypipe.placement import for_ray
 from raypipe.resources import ENGINE_SHARE
 from raypipe.weights import Engines
 
@@ -40,7 +41,7 @@ def place_engine(config: Config) -> tuple[dict[str, Any], list[str]]:
     """
     cpus, count = config.engine.num_cpus, config.engine.tensor_parallel_size
     bundles = [{"GPU": ENGINE_SHARE, "CPU": cpus}] + [{"GPU": ENGINE_SHARE}] * (count - 1)
-    labels = [config.engine.node_labels] * count if config.engine.node_labels else None
+    labels = [for_ray(config.engine.node_labels)] * count if config.engine.node_labels else None
     group = placement_group(bundles, strategy="STRICT_PACK", bundle_label_selector=labels)
     if not group.wait(PLACEMENT_LIMIT_S):
         raise RuntimeError(f"no node has {count} free GPUs and {cpus:g} CPUs for an engine; see `ray status`")

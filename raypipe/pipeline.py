@@ -33,8 +33,8 @@ from raypipe.stages.score import Score
 # each hop of a block, so a plan has a shorter one while blocks move.
 RAY_WAIT_S, SHORT_WAIT_S = 0.1, 0.01
 # A turn looks at every block in flight. The executor rests this many times as long as a turn has taken, so that a plan
-# of a thousand blocks does not keep a core busy.
-REST = 5
+# of a thousand blocks takes a tenth of a core and not a whole one.
+REST = 9
 # Seconds without a move after which a plan counts as waiting, at the gate or for a straggler.
 STILL_S = 0.25
 # Blocks that each actor of a scaled Grade pool works on; Ray Data adds actors while they have this many and more wait.
@@ -69,7 +69,7 @@ class Workers:
 
     engines: names of engine actors.
     dispatcher: name of the grade dispatcher actor.
-    grade_actors: (fewest, most) Grade actors, scaled by Ray Data in between.
+    grade_actors: (fewest, most) grader hosts; where they differ, Ray Data scales as many Grade actors in between.
     sampling: sampling settings by row purpose (see `Generate`).
     scorers: names of scorer actors by role (see `Score`); without any the plan has no Score stage.
     reserve: name of the actor that says which prompts in reserve are needed; empty: plans have no reserve.
@@ -126,9 +126,11 @@ def generate(prompts: Dataset, name: str, blocks: int, workers: Workers) -> Data
 def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Dataset:
     """Adds the Grade stage to `generated`, which has `blocks` blocks."""
     fewest, most = workers.grade_actors
-    # A fixed pool takes every block at once: the dispatcher has the queue. A pool that Ray Data is to scale must show
+    # Where the number of grader hosts is fixed, one actor takes every block at once: the dispatcher has the queue, and
+    # each further actor would cost its start in every plan. A pool that Ray Data is to scale, hosts with it, must show
     # it a load, a queue that is longer than what its actors take.
-    concurrent = blocks if fewest == most else min(blocks, BLOCKS_PER_SCALED_ACTOR)
+    is_fixed = fewest == most
+    concurrent = blocks if is_fixed else min(blocks, BLOCKS_PER_SCALED_ACTOR)
     return generated.map_batches(
         Grade,
         fn_constructor_kwargs={"dispatcher": workers.dispatcher, "plan": name, "reserve": workers.reserve},
@@ -136,8 +138,8 @@ def grade(generated: Dataset, name: str, blocks: int, workers: Workers) -> Datas
         batch_format="pyarrow",
         num_cpus=0,
         compute=ActorPoolStrategy(
-            min_size=fewest,
-            max_size=most,
+            min_size=1 if is_fixed else fewest,
+            max_size=1 if is_fixed else most,
             max_concurrent_calls_per_actor=concurrent,
             max_tasks_in_flight_per_actor=2 * concurrent,
         ),
@@ -181,6 +183,9 @@ def set_context(context: DataContext) -> None:
     context.execution_options.preserve_order = False  # a finished block never waits for an earlier one
     context.execution_no_progress_timeout_s = -1  # a plan may wait at the gate for as long as training takes
     context.downstream_capacity_backpressure_ratio = None
+    # Stages ask for no resources and all blocks may be in flight at once: budgets would hold nothing back, and are a
+    # quarter of what a turn costs the executor.
+    context.op_resource_reservation_enabled = False
     context.max_errored_blocks = 0  # nothing is dropped silently
     context.memory_usage_poll_interval_s = None  # else each block in a stage has a thread that reads the memory in use
     if ShortWait not in context.custom_execution_callback_classes:

@@ -44,6 +44,12 @@ def check_labels(key: str, wanted: Mapping[str, str]) -> None:
             )
 
 
+def for_ray(wanted: Mapping[str, str]) -> dict[str, str]:
+    """`wanted` as Ray's label_selector, without the spaces that Ray accepts in a list and then takes for part of a
+    value."""
+    return {label: selector.replace(" ", "") for label, selector in wanted.items()}
+
+
 def satisfies(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """Whether a node with `labels` is one that the selectors of `wanted` name."""
     for label, selector in wanted.items():

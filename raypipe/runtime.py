@@ -27,6 +27,7 @@ from raypipe.engines.vllm import start_engines
 from raypipe.grading.dispatcher import start_dispatcher
 from raypipe.learner import learn
 from raypipe.pipeline import Workers
+from raypipe.placement import for_ray
 from raypipe.plans import start_plan_server
 from raypipe.preflight import Inputs
 from raypipe.reserve import start_reserve
@@ -164,9 +165,10 @@ def sampling_settings(config: Config) -> dict[str, dict[str, Any]]:
 def learner_scaling(rank: Demand) -> ScalingConfig:
     """Ray Train's form of what the learner's ranks ask for."""
     resources = {"CPU": rank.cpus, **({"GPU": rank.gpus} if rank.gpus else {})}
-    return ScalingConfig(  # type: ignore[call-arg]  # its types are those of the first Ray Train
+    scaling: Any = ScalingConfig  # type checkers see that of Ray Train 1, which knew no labels
+    return scaling(
         num_workers=rank.count, use_gpu=rank.gpus > 0, resources_per_worker=resources,
-        label_selector=dict(rank.labels) or None,
+        label_selector=for_ray(rank.labels) or None,
     )  # fmt: skip
 
 

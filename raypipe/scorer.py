@@ -23,6 +23,7 @@ from ray.actor import ActorHandle
 from raypipe.config import Config, scorer_roles
 from raypipe.engines.gate import Gate
 from raypipe.engines.weight_store import ensure_version, load_newest, start_store
+from raypipe.placement import for_ray
 from raypipe.rows import TOO_LONG
 from raypipe.watchdog import stacks
 
@@ -52,7 +53,8 @@ def start_scorers(config: Config, num_gpus: float) -> dict[str, list[ActorHandle
         started[role] = [
             actor.options(
                 name=name, num_cpus=config.scorer.num_cpus, num_gpus=num_gpus,
-                label_selector=config.scorer.node_labels, max_concurrency=MAX_CONCURRENCY, max_restarts=-1,
+                label_selector=for_ray(config.scorer.node_labels), max_concurrency=MAX_CONCURRENCY,
+                max_restarts=-1,
             ).remote(role, name.rpartition("/")[2], config, store)
             for name in names
         ]  # fmt: skip

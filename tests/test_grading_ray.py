@@ -132,7 +132,7 @@ def seen(dispatcher):
 def test_a_hint_has_a_row_graded_before_its_plan_asks(shared):
     before = seen(shared)
     rows = rows_of(*"abc", data_source="Seen", plan="plan-8")
-    get([shared.hint.remote(row) for row in rows[:2]])
+    get(shared.hint.remote(rows[:2]))
     until(lambda: seen(shared) == before + 2, LIMIT_S)
     begin = time.time()
     graded = get(shared.grade.remote(rows))  # of the third no hint came
@@ -140,7 +140,7 @@ def test_a_hint_has_a_row_graded_before_its_plan_asks(shared):
     assert [row["grade_end"] < begin for row in graded] == [True, True, False]
     # A hint that comes late, or while the row is graded, changes nothing.
     (last,) = rows_of("d", data_source="Seen", plan="plan-8", group_id=9)
-    *_, (alone,) = get([shared.hint.remote(rows[2]), shared.hint.remote(last), shared.grade.remote([last])])
+    *_, (alone,) = get([shared.hint.remote([rows[2]]), shared.hint.remote([last]), shared.grade.remote([last])])
     assert get(shared.grade.remote(rows)) == graded and alone["grade_status"] == "ok"
     assert seen(shared) == before + 4
 
@@ -149,11 +149,11 @@ def test_nothing_is_kept_of_a_plan_that_is_forgotten(shared):
     before, kept = seen(shared), get(shared.stats.remote())["kept"]
     (row,) = rows_of("x", data_source="Seen", plan="plan-9")
     (half,) = rows_of("y", data_source="Spread", plan="plan-9", group_size=2)
-    get([shared.hint.remote(half), shared.grade.remote([row])])
+    get([shared.hint.remote([half]), shared.grade.remote([row])])
     assert get(shared.stats.remote())["kept"] == kept + 2
     get(shared.forget.remote("plan-9"))
     # Stragglers: nobody waits for what they would bring.
-    get([shared.hint.remote(row), shared.hint.remote(half)])
+    get([shared.hint.remote([row]), shared.hint.remote([half])])
     assert statuses(get(shared.grade.remote([row, half]))) == ["error"] * 2
     assert get(shared.stats.remote())["kept"] == kept
     assert seen(shared) == before + 1
@@ -172,7 +172,7 @@ def test_a_group_whose_members_hints_told_of_is_graded_before_its_plan_asks(shar
         sample(text, i, group_id=6, group_size=3, data_source="Spread", plan="plan-10") for i, text in enumerate("cab")
     ]
     before = get(shared.stats.remote())["graded"]
-    get([shared.hint.remote(row) for row in rows])
+    get(shared.hint.remote(rows))
     until(lambda: get(shared.stats.remote())["graded"] == before + 3, LIMIT_S)
     assert [row["score"] for row in get(shared.grade.remote(rows))] == [2.0, 0.0, 1.0]
     assert get(shared.stats.remote())["graded"] == before + 3

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from raypipe.config import (
     RunConfig,
     TrainConfig,
 )
+from raypipe.engines.scripted import LongTail
 from raypipe.plans import iteration_blocks, iteration_size, reserve_order, sample_seed
 from raypipe.prompts import Prompt, PromptOrder
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS, check_columns
@@ -93,6 +95,14 @@ def test_the_executor_waits_less_while_blocks_move(monkeypatch):
     assert wait_after(0.01, 4, 1, spent=0.006) == pytest.approx(pipeline.REST * 0.006)
     assert wait_after(0.01, 5, 1, spent=0.5) == long
     assert wait_after(0.01, 6, 1, spent=0.0001) == short
+
+
+def test_scripted_lengths_have_a_long_tail():
+    tail, draw = LongTail(median=100, sigma=0.8, most=1000), random.Random(0)
+    drawn = sorted(tail(draw) for _ in range(20_000))
+    assert drawn[10_000] == pytest.approx(100, rel=0.03) and drawn[-1] == 1000
+    assert sum(value > 300 for value in drawn) / 20_000 == pytest.approx(0.085, abs=0.01)  # ln 3 / 0.8 = 1.37 sigma
+    assert sum(drawn) / 20_000 == pytest.approx(tail.mean, rel=0.03)
 
 
 def blocks_of(config: Config, iteration: int, heldout: list[Prompt] = []):  # noqa: B006
@@ -298,6 +308,20 @@ def test_a_stage_that_dies_has_no_sample_graded_twice(ray_session):
         assert {row["grade_status"] for row in rows} == {"ok"}
         stats = ray.get(run.dispatcher.stats.remote())
         assert (stats["graded"], stats["kept"]) == (12, 12)
+
+
+def test_many_hosts_of_a_fixed_number_cost_a_plan_one_grade_actor(ray_session):
+    config = config_for("fixed", prompts=3, n=4, iterations=1, grain=4)
+    config = dataclasses.replace(config, grade=dataclasses.replace(config.grade, workers="3"))
+    with scripted_run(config, seconds=(0.5, 2.0)) as run:
+        reading = READER.submit(run.rows, [run.feed()], 0)
+        until(lambda: ray.get(run.dispatcher.stats.remote())["kept"] >= 3)
+        titles = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+        assert sum("MapBatches(Grade)" in title for title in titles) == 1
+        [rows] = reading.result()
+        assert {row["grade_status"] for row in rows} == {"ok"} and len(rows) == 12
+        assert {row["grader"].partition("/")[0] for row in rows} <= {"host-0", "host-1", "host-2"}
+        assert ray.get(run.dispatcher.stats.remote())["hosts"] == 3
 
 
 def test_a_plan_that_is_over_or_abandoned_is_forgotten(ray_session):

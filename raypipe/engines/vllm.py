@@ -29,6 +29,7 @@ from raypipe.config import Config, engine_count
 from raypipe.engines.gate import Gate
 from raypipe.engines.weight_store import ensure_version, load_newest, start_store
 from raypipe.live import Live, engine_metrics
+from raypipe.placement import for_ray
 from raypipe.rows import TOO_LONG
 from raypipe.watchdog import ANSWER_S, oldest, stacks
 
@@ -56,7 +57,7 @@ def start_engines(config: Config, run_name: str) -> list[ActorHandle]:
     started = []
     for i in range(engine_count(config)):
         shared = config.pipeline.colocate and gpus
-        anywhere = {"num_gpus": num_gpus, "label_selector": engine.node_labels}
+        anywhere = {"num_gpus": num_gpus, "label_selector": for_ray(engine.node_labels)}
         place, gpu_ids = place_engine(config) if shared else (anywhere, [])
         options = actor.options(
             name=f"{run_name}/engine-{i}",

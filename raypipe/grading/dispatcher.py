@@ -27,6 +27,7 @@ from raypipe.grading.host import GraderHost
 from raypipe.grading.queue import GradeQueue
 from raypipe.grading.results import Reply, Sample, not_graded
 from raypipe.live import Live, grading_metrics
+from raypipe.placement import for_ray
 from raypipe.watchdog import ANSWER_S, oldest, stacks
 
 # Calls that may wait in an actor: past every sample of every plan.
@@ -126,9 +127,8 @@ class GradeDispatcher:
             num_cpus=self.cpus_per_host,
             max_restarts=-1,
             max_concurrency=MAX_CONCURRENCY,
-            # Ray 2.60 spreads over all nodes, whatever their labels; else it fills one that has them, then the next.
-            scheduling_strategy="DEFAULT" if self.config.node_labels else "SPREAD",
-            label_selector=self.config.node_labels,
+            scheduling_strategy="SPREAD",
+            label_selector=for_ray(self.config.node_labels),
         ).remote(self.config.graders, self.config.processes, self.config.memory_mb)
         self.hosts.append(host)
         return host

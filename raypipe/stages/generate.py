@@ -12,6 +12,7 @@ each sample at once, as a hint: the plan carries every sample in any case, and o
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from collections import Counter
@@ -28,7 +29,7 @@ class Generate:
     engines: names of the engine actors.
     plan: key of the plan; `abort(plan)` on an engine ends all that it asked for.
     sampling: sampling settings by the row's `purpose`, e.g. {"train": {"temperature": 1.0, ...}}.
-    listener: name of an actor whose `hint` is called with each finished sample (`rows.to_grade`); empty: there is none.
+    listener: name of an actor whose `hint` is called with finished samples (`rows.to_grade`); empty: there is none.
     reserve: name of the actor that knows which prompts are needed; empty: there is no reserve.
     attempts: how many engines a sample may try when engines die under it.
     """
@@ -48,6 +49,8 @@ class Generate:
         self.training: dict[str, set[str]] = {name: set() for name in engines}  # samples that may turn out surplus
         self.enough = False
         self.watching: asyncio.Task[None] | None = None
+        self.untold: list[dict[str, Any]] = []
+        self.telling: asyncio.Task[None] | None = None
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         check_columns(table, PROMPT_COLUMNS, "Generate")
@@ -65,7 +68,9 @@ class Generate:
         if self.enough and row["purpose"] == "train":  # its group was not complete when enough others were
             return generated | {"finish_reason": "surplus"}
         if self.listener:
-            self.listener.hint.remote(to_grade(row | generated, self.plan))
+            self.untold.append(to_grade(row | generated, self.plan))
+            if self.telling is None or self.telling.done():
+                self.telling = asyncio.create_task(self._tell())
         return generated
 
     async def _abort_surplus(self) -> None:
@@ -74,6 +79,13 @@ class Generate:
         self.enough = True
         for name, samples in self.training.items():
             self.engines[name].abort.remote(self.plan, sorted(samples))
+
+    async def _tell(self) -> None:
+        """Gives hints in one call at a time: a sample that finishes alone is told of at once, many in one call."""
+        while self.untold:
+            samples, self.untold = self.untold, []
+            with contextlib.suppress(ray.exceptions.RayError):
+                await self.listener.hint.remote(samples)
 
     async def _generate(self, row: dict[str, Any]) -> dict[str, Any]:
         if SAVED[0] in row:
