@@ -49,6 +49,7 @@ def load_config(
     except RecursionError:
         raise ValueError(f"{path}: the config holds itself, by an alias such as &a [*a]; write values out") from None
     assert isinstance(config, Config)
+    _refuse_resolved_kinds(config, path)
     try:
         check(config)
         across(config)
@@ -172,6 +173,16 @@ def _refuse_unknown_keys(node: Any, cls: type, prefix: str, path: Path) -> None:
                         f"{path}: {full}.{i} must be a mapping such as {{path: module:Name}}; got {entry!r}"
                     )
                 _refuse_unknown_keys(entry, LISTS[full], f"{full}.{i}.", path)
+
+
+def _refuse_resolved_kinds(config: Config, path: Path) -> None:
+    """OmegaConf takes whatever a reference such as ${oc.env:NAME} resolves to, also where a list is wanted."""
+    for part in dataclasses.fields(Config):
+        for f in dataclasses.fields(cast(type, part.type)):
+            value, kind = getattr(getattr(config, part.name), f.name), f.default_factory
+            if kind is not NO_DEFAULT and not isinstance(value, type(kind())):
+                wanted = "a mapping" if isinstance(kind(), dict) else "a list"
+                raise ValueError(f"{path}: {part.name}.{f.name} resolves to {value!r}, which is not {wanted}")
 
 
 def _suggest(name: str, prefix: str, known: dict) -> str:

@@ -191,6 +191,12 @@ texts = st.text(max_size=12) | st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("key", ["grade.graders", "pipeline.stages", "data.train_files", "data.columns"])
+def test_a_reference_to_text_is_no_list(folder, key):
+    with pytest.raises(ValueError, match=f"{key} resolves to '.*', which is not a (list|mapping)"):
+        good(folder, f"{key}=${{oc.env:HOME}}")
+
+
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([*KEYS, "grade.graders.0.path", "grade.graders.-1", "data", "", "a.b"]) | st.text(max_size=8), texts
