@@ -13,7 +13,7 @@ can be paired in one way only: two engines do not fit on one, nor do two ranks b
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import torch
@@ -23,9 +23,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from raypipe.config import Config
 from raypipe.resources import ENGINE_SHARE
 from raypipe.weights import Engines
-
-if TYPE_CHECKING:
-    from raypipe.streaming import Take
 
 # Seconds that an engine may wait for its GPUs before the run fails.
 PLACEMENT_LIMIT_S = 600
@@ -71,20 +68,11 @@ class Turns:
         ready: list[dict[str, Any]] = ray.get([engine.ready.remote() for engine in engines])
         check_places([place for part in ranks for place in part], ready)
 
-    def sleep_after_last(self, take: "Take") -> "Take":
-        """`take`, which, before it says that no row will follow, waits until no rank's rows will, and has the engines
-        put to sleep."""
-
-        def take_then_sleep(seconds: float) -> tuple[list[dict[str, Any]], bool]:
-            rows, ended = take(seconds)
-            if ended:
-                self.gather(None)
-                if self.rank == 0:
-                    Engines(self.engines).call("sleep")
-                self.gather(None)
-            return rows, ended
-
-        return take_then_sleep
+    def sleep_engines(self) -> None:
+        """Puts all engines to sleep, once no rank's rows are still to come."""
+        if self.rank == 0:
+            Engines(self.engines).call("sleep")
+        self.gather(None)
 
     def make_room(self) -> None:
         """Before the weight update that wakes the engines: frees the GPU memory that torch keeps for its next use."""

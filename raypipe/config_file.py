@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_origin
 
 import yaml
 from omegaconf import MISSING, OmegaConf
@@ -49,8 +49,8 @@ def load_config(
     except RecursionError:
         raise ValueError(f"{path}: the config holds itself, by an alias such as &a [*a]; write values out") from None
     assert isinstance(config, Config)
-    _refuse_resolved_kinds(config, path)
     try:
+        _refuse_other_containers(config, "")
         check(config)
         across(config)
     except ValueError as error:
@@ -175,14 +175,22 @@ def _refuse_unknown_keys(node: Any, cls: type, prefix: str, path: Path) -> None:
                 _refuse_unknown_keys(entry, LISTS[full], f"{full}.{i}.", path)
 
 
-def _refuse_resolved_kinds(config: Config, path: Path) -> None:
-    """OmegaConf takes whatever a reference such as ${oc.env:NAME} resolves to, also where a list is wanted."""
-    for part in dataclasses.fields(Config):
-        for f in dataclasses.fields(cast(type, part.type)):
-            value, kind = getattr(getattr(config, part.name), f.name), f.default_factory
-            if kind is not NO_DEFAULT and not isinstance(value, type(kind())):
-                wanted = "a mapping" if isinstance(kind(), dict) else "a list"
-                raise ValueError(f"{path}: {part.name}.{f.name} resolves to {value!r}, which is not {wanted}")
+def _refuse_other_containers(config: Any, prefix: str) -> None:
+    """What a reference such as ${oc.env:HOME} stands for is known only at the end, and OmegaConf does not compare it
+    with the type of a list, a mapping or an entry of LISTS."""
+    for f in dataclasses.fields(config):
+        value, full = getattr(config, f.name), f"{prefix}{f.name}"
+        kind: Any = get_origin(f.type) or f.type
+        if kind in (list, dict) and not isinstance(value, kind):
+            raise ValueError(
+                f"{full}={value!r} has the wrong type: it must be a {'list' if kind is list else 'mapping'}"
+            )
+        if dataclasses.is_dataclass(value):
+            _refuse_other_containers(value, f"{full}.")
+        for i, entry in enumerate(value if full in LISTS else ()):
+            if not isinstance(entry, LISTS[full]):
+                raise ValueError(f"{full}.{i} must be a mapping such as {{path: module:Name}}; got {entry!r}")
+            _refuse_other_containers(entry, f"{full}.{i}.")
 
 
 def _suggest(name: str, prefix: str, known: dict) -> str:

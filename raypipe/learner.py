@@ -53,7 +53,7 @@ def learn(job: dict[str, Any]) -> None:
             role.
     """
     server, rank = job["server"], dist.get_rank()
-    agreed = [ray.get(server.begin.remote()) if rank == 0 else 0]
+    agreed = [ray.get(server.begin.remote(ray.util.get_current_placement_group())) if rank == 0 else 0]
     dist.broadcast_object_list(agreed)
     [attempt] = agreed
     spans = Spans(rank)
@@ -80,6 +80,8 @@ def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -
     ray.get(server.starts_at.remote(attempt, trained))
     publish = publisher(learner, job["engines"], job["scorers"], config.pipeline.inflight_update)
     turns = Turns(job["engines"], rank, learner.gather) if config.pipeline.colocate else None
+    if turns:
+        learner.rows_are_in = turns.sleep_engines
     if trained or attempt:  # engines may have other weights than a learner that goes on, or sleep
         with spans("update weights"):
             publish(trained)
@@ -99,8 +101,7 @@ def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -
 
     while trained < config.run.iterations:
         try:
-            take = feed.taker(trained)
-            record = learner.iterate(trained, turns.sleep_after_last(take) if turns else take, spans)
+            record = learner.iterate(trained, feed.taker(trained), spans)
         except Stopped:
             return stop()
         trained += 1
@@ -202,6 +203,7 @@ class Learner:
         self.streams = not targets.why_not_streaming(config)
         self.stopping: Callable[[], bool] = lambda: False  # whether the run is to end
         self.worked: Callable[[], None] = lambda: None  # told of each micro-batch
+        self.rows_are_in: Callable[[], None] = lambda: None  # told, where the learner waits for them all, on all ranks
 
     def trainee(self, module: Policy | Critic, lr: float, grad_clip: float) -> Trainee:
         train, dtype = self.config.train, compute_dtype(self.config.model.dtype, self.device)
@@ -272,6 +274,7 @@ class Learner:
                 all_ended = all(end for end, _ in told)
                 if any(stop for _, stop in told):
                     raise Stopped
+            self.rows_are_in()
         with spans("train"):
             rows.sort(key=lambda row: row["sample_id"])  # the order of arrival must not matter
             news = self.examine(rows)

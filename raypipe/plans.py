@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 from ray.data import DataIterator
+from ray.util.placement_group import PlacementGroup
 
 from raypipe.attempts import Attempts, Told
 from raypipe.config import Config, reserve_size
@@ -60,6 +61,7 @@ class PlanServer:
         self.reserve = reserve_order(config, len(self.train))
         self.lengths = ResponseLengths()
         self.plans: dict[int, Plan] = {}  # of the present attempt, by iteration
+        self.place: PlacementGroup | None = None
         self.lock = threading.Lock()
         # A server that Ray has started again knows nothing of earlier attempts: its numbers go on from the clock.
         lost = ray.get_runtime_context().was_current_actor_reconstructed
@@ -99,17 +101,25 @@ class PlanServer:
 
     # -- what ranks and the driver tell each other (see Attempts) ------------------------------------------------------
 
-    def begin(self) -> int:
+    def begin(self, place: PlacementGroup | None = None) -> int:
         """A learner group starts, or starts again: what earlier ones asked for is abandoned. Returns the attempt's
-        number. Rank 0 calls it, before anything that may fail."""
+        number. Rank 0 calls it, before anything that may fail.
+
+        Args:
+            place: that holds the group's resources.
+        """
         with self.lock:
-            attempt = self.attempts.begin()
+            attempt, self.place = self.attempts.begin(), place
             if attempt:
                 for engine in self.workers.engines:
                     with contextlib.suppress(ray.exceptions.RayActorError):  # its requests are gone with it
                         ray.get(ray.get_actor(engine).abort_all.remote())
             self._release(list(self.plans))
         return attempt
+
+    def placement(self) -> PlacementGroup | None:
+        """Where the newest learner group is."""
+        return self.place
 
     def starts_at(self, attempt: int, iteration: int) -> None:
         self.attempts.starts_at(attempt, iteration)

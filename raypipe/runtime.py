@@ -20,6 +20,7 @@ from typing import Any
 import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util import remove_placement_group
 
 from raypipe.config import Config, engine_count, grader_actors, heldout_response_length
 from raypipe.engines.vllm import start_engines
@@ -258,6 +259,9 @@ class Runtime:
                 if not self.config.train.max_restarts:
                     self.failure = error
                     return
+                # What the group held is free again only when told so: Ray Train's own cleaner needs the dashboard.
+                if place := ray.get(self.server.placement.remote()):
+                    remove_placement_group(place)
             except BaseException as error:  # raised in the driver's thread by `wait_for`
                 self.failure = error
                 return

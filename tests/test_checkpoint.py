@@ -130,8 +130,12 @@ def test_a_checkpoint_waits_for_the_metrics_of_its_last_iteration(model, tmp_pat
     writer.thread.join(0.5)
     assert writer.thread.is_alive() and checkpoint_files.steps(tmp_path / "checkpoints") == []
     metrics.write_text('{"iteration": 1}\n{"iteration": 2}\n')
-    writer.wait()
+    assert writer.wait() == ""
     assert checkpoint_files.find_start(tmp_path / "checkpoints").iteration == 3
+    writer.learner.stopping = lambda: True  # the driver waits for the learner to end, then writes them
+    writer.save(9)
+    assert writer.wait() == ""
+    assert checkpoint_files.find_start(tmp_path / "checkpoints").iteration == 9
 
 
 def test_a_checkpoint_in_the_critics_warm_up_does_not_touch_the_policys_optimizer(tmp_path):

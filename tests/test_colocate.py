@@ -19,7 +19,10 @@ from raypipe.config import Config, EngineConfig, PipelineConfig, TrainConfig
 from raypipe.engines.vllm import MAX_CONCURRENCY, VLLMEngine
 from raypipe.engines.vllm_config import weight_transfer
 from raypipe.engines.weight_store import start_store
+from raypipe.learner import Learner
+from raypipe.placement import Node
 from raypipe.resources import Machine, demands, missing
+from raypipe.streaming import Spans
 from raypipe.targets import why_not_streaming
 from raypipe.weights import WeightPublisher
 
@@ -33,18 +36,22 @@ COLOCATED = Config(
 # -- who gets what -----------------------------------------------------------------------------------------------------
 
 
+def machine(gpus: int) -> Machine:
+    return Machine((Node(64, gpus),), local=True)
+
+
 def test_engines_and_ranks_ask_for_the_same_gpus():
-    asked = {demand.actor: demand for demand in demands(COLOCATED, Machine(64, 4, local=True))}
+    asked = {demand.actor: demand for demand in demands(COLOCATED, machine(4))}
     assert (asked["engine"].gpus, asked["learner rank"].gpus) == (1.5, 0.25)
-    assert missing(list(asked.values()), Machine(64, 4, local=True)) == []
-    assert missing(list(asked.values()), Machine(64, 3, local=True)) != []
-    without = {demand.actor: demand.gpus for demand in demands(COLOCATED, Machine(64, 0, local=True))}
+    assert missing(list(asked.values()), machine(4)) == []
+    assert missing(list(asked.values()), machine(3)) != []
+    without = {demand.actor: demand.gpus for demand in demands(COLOCATED, machine(0))}
     assert without["engine"] == without["learner rank"] == 0
 
 
 def test_a_scorer_keeps_a_gpu_of_its_own():
     config = dataclasses.replace(COLOCATED, algorithm=dataclasses.replace(COLOCATED.algorithm, kl_coef=0.1))
-    asked = {demand.actor: demand.gpus for demand in demands(config, Machine(64, 5, local=True))}
+    asked = {demand.actor: demand.gpus for demand in demands(config, machine(5))}
     assert asked["scorer"] == 1
 
 
@@ -175,11 +182,7 @@ def test_a_turn_is_rows_sleep_training_room_for_weights_weights_room_for_the_cac
     calls = lambda: ray.get(engine.calls.remote())  # noqa: E731
     turns = Turns([engine], 0, lambda value: [value])
     before = calls()
-    rows = [([{"row": 1}], False), ([], False), ([{"row": 2}], True)]
-    take = turns.sleep_after_last(lambda seconds: rows.pop(0))
-    assert take(1.0) == ([{"row": 1}], False) and take(1.0) == ([], False)
-    assert calls() == before  # rows are still to come, so the engine is awake
-    assert take(1.0) == ([{"row": 2}], True)
+    turns.sleep_engines()
     assert calls()[len(before) :] == ["sleep 2 wait"]
     # While the learner trains: neither a request for the next weights nor one for those of before gets to vLLM.
     held = [engine.generate.remote(request(f"{version}", version)) for version in (0, 1)]
@@ -212,42 +215,54 @@ def test_a_learner_that_comes_back_wakes_the_engine_that_the_last_one_left_half_
     assert last == ["start update", "weights", f"finish update {version + 2}", "reset prefix cache"]
 
 
+class RowsAreIn(Exception):
+    """Ends a rank where it would begin to train."""
+
+
 def test_engines_sleep_once_and_only_when_every_rank_has_its_last_row(ray_session, monkeypatch):
     slept: list[str] = []
-    monkeypatch.setattr(colocate, "Engines", lambda handles: SimpleNamespace(call=lambda method: slept.append(method)))
-    barrier, values = threading.Barrier(2), [None, None]
+    monkeypatch.setattr(colocate, "Engines", lambda handles: SimpleNamespace(call=slept.append))
+    barrier, values, last_row = threading.Barrier(2), [None, None], threading.Event()
+    waited: list[int] = []
 
-    def gather(rank: int):
-        def gather_of(value):
+    def gather_as(rank: int):
+        def gather(value):
             values[rank] = value
             barrier.wait(30)
             found = list(values)
             barrier.wait(30)
             return found
 
-        return gather_of
+        return gather
 
-    last_row = threading.Event()
-
-    def take_of(rank: int):
+    def take_as(rank: int):
         def take(seconds: float):
-            if rank == 1 and not last_row.wait(seconds):
+            if rank == 1 and not last_row.wait(0.05):
+                waited.append(rank)
                 return [], False
             return [{"rank": rank}], True
 
         return take
 
     def run(rank: int) -> None:
-        take = Turns([], rank, gather(rank)).sleep_after_last(take_of(rank))
-        while not take(0.01)[1]:
-            pass
+        learner = object.__new__(Learner)
+        learner.gather, learner.stopping = gather_as(rank), lambda: False
+        turns = Turns([], rank, learner.gather)
+
+        def sleep_and_end() -> None:
+            turns.sleep_engines()
+            raise RowsAreIn
+
+        learner.rows_are_in = sleep_and_end
+        with pytest.raises(RowsAreIn):
+            learner.wait_and_train(take_as(rank), Spans())
 
     ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     for thread in ranks:
         thread.start()
-    ranks[0].join(0.5)
-    assert ranks[0].is_alive() and slept == []  # rank 0 has its last row, rank 1 not
+    until(lambda: len(waited) > 3)
+    assert slept == []  # rank 0 has its last row, rank 1 not
     last_row.set()
     for thread in ranks:
         thread.join(30)
-    assert slept == ["sleep"]
+    assert slept == ["sleep"] and not any(thread.is_alive() for thread in ranks)

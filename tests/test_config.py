@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import save_model, tiny_model
 
+from raypipe import train
 from raypipe.config import Config, grader_actors
 from raypipe.config_file import help_text, load_config, to_yaml
 from raypipe.preflight import preflight
@@ -67,6 +68,11 @@ def good(folder: Path, *overrides: str) -> Config:
         ("grade.graders=[{path: a:X}, {path: b:X}]", ["grade.graders", "'X'", "name"]),
         ("grade.graders=[{path: a:X, name: mean}]", ["grade.graders", "'mean'", "name"]),
         ("grade.graders=[{kwargs: {a: 1}}]", ["path", "required"]),
+        ("rollout.stop=${oc.env:HOME}", ["rollout.stop", "wrong type", "list"]),
+        ("train.node_labels=${oc.env:HOME}", ["train.node_labels", "wrong type", "mapping"]),
+        ("grade.graders=${oc.env:HOME}", ["grade.graders", "wrong type", "list"]),
+        ("grade.graders=['${oc.env:HOME}']", ["grade.graders.0", "mapping"]),
+        ("run.name=&a [*a]", ["run.name", "cannot be applied"]),
         ("data.train_files=[]", ["data.train_files", "required"]),
         ("data.train_files=ok.jsonl", ["data.train_files", "ok.jsonl", "list"]),
         ("run.name=a/b", ["run.name", "a/b"]),
@@ -191,12 +197,6 @@ texts = st.text(max_size=12) | st.sampled_from(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("key", ["grade.graders", "pipeline.stages", "data.train_files", "data.columns"])
-def test_a_reference_to_text_is_no_list(folder, key):
-    with pytest.raises(ValueError, match=f"{key} resolves to '.*', which is not a (list|mapping)"):
-        good(folder, f"{key}=${{oc.env:HOME}}")
-
-
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([*KEYS, "grade.graders.0.path", "grade.graders.-1", "data", "", "a.b"]) | st.text(max_size=8), texts
@@ -238,6 +238,17 @@ def test_a_mistake_ends_the_command_with_one_line(folder, capsys):
     assert main(["--config", str(folder / "c34_good_config.yaml"), "rollout.m=4"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ") and "rollout.m" in error and "Traceback" not in error
+
+
+def test_a_full_disk_ends_the_command_with_one_line(folder, capsys, monkeypatch):
+    def run(config, inputs):
+        with open("/dev/full", "w") as file:
+            file.write("x")
+
+    monkeypatch.setattr(train, "run", run)
+    assert main(["--config", str(folder / "c34_good_config.yaml")]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in line and "run.dir=" in line and "run.resume=auto" in line
 
 
 def test_unsafe_weights_are_not_read(folder, tmp_path):

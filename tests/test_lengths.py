@@ -97,7 +97,7 @@ def test_the_plan_server_learns_and_the_engine_starts_the_longest_first(ray_sess
     with scripted_run(config, prompts=10, concurrency=1, tokens=(1, 15)) as run:
         feed = run.feed()
         [first] = run.rows([feed], 0)
-        ray.get(run.server.report.remote(0, 0, {"rows": first}))
+        ray.get(run.server.report.remote(0, 0, 0, {"rows": first}))
         took: dict[str, float] = {}
         for row in first:
             took[row["prompt_id"]] = took.get(row["prompt_id"], 0) + len(row["response_ids"]) / 2

@@ -56,7 +56,7 @@ def run_plan(config: Config, monkeypatch, grading: float = 0.0, heldout: int = 0
 
     async def scenario() -> tuple[list[dict[str, Any]], dict[str, Any]]:
         wanted, signal = config.data.train_batch_size, config.rollout.reserve_prompts > 0
-        actors = {
+        actors: dict[str, Any] = {
             "engine-0": ScriptedEngine("engine-0", **engine),
             "engine-1": ScriptedEngine("engine-1", **engine),
             "dispatcher": SlowDispatcher(grading),
@@ -65,6 +65,7 @@ def run_plan(config: Config, monkeypatch, grading: float = 0.0, heldout: int = 0
         monkeypatch.setattr(ray, "get_actor", lambda name: Here(actors[name]))
         monkeypatch.setattr(ray, "get", lambda _: None)
         monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_actor_id=lambda: "grade-0"))
+        await actors["reserve"].open("plan")
         sampling: dict[str, Any] = {purpose: {"max_tokens": 16} for purpose in ("train", "heldout")}
         generate = Generate(["engine-0", "engine-1"], "plan", sampling, "dispatcher", "reserve")
         grade = Grade("dispatcher", "plan", "reserve")

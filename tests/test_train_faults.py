@@ -45,7 +45,7 @@ class Faults:
             assert time.monotonic() < deadline, self.log.read_text()[-4000:]
             time.sleep(0.1)
 
-    def signal(self, part_of_command: str, number: signal.Signals) -> None:
+    def send(self, part_of_command: str, number: signal.Signals) -> None:
         [found, *_] = [
             process
             for process in psutil.Process(self.process.pid).children(recursive=True)
@@ -86,7 +86,7 @@ def test_a_run_survives_its_parts_and_stops_in_good_order(workplace):
         run.wait_for(1)
         for part in ("RayTrainWorker", "EngineCore", "PlanServer", "GradeDispatcher"):
             before = len(run.lines())
-            run.signal(part, signal.SIGKILL)
+            run.send(part, signal.SIGKILL)
             run.wait_for(before + 2)
         assert run.stop(signal.SIGTERM) < 30
     finally:
@@ -115,11 +115,11 @@ def test_what_does_not_answer_is_started_again_and_a_run_that_stands_still_ends(
     run = Faults(workplace, "stalled", "watchdog.stall_s=15", "watchdog.fail_s=40", "watchdog.sample_s=30")
     try:
         run.wait_for(1)
-        run.signal("GradeDispatcher", signal.SIGSTOP)
+        run.send("GradeDispatcher", signal.SIGSTOP)
         run.wait_for(len(run.lines()) + 2)
         log = run.log.read_text()
         assert "nothing has moved for" in log and "grading: does not answer, and is started again" in log
-        run.signal("RayTrainWorker", signal.SIGSTOP)
+        run.send("RayTrainWorker", signal.SIGSTOP)
         run.process.wait(180)
     finally:
         run.process.kill()

@@ -8,9 +8,16 @@ from simulated_runs import T, simulated_rows
 
 from raypipe.config import Config, GradeConfig, LogConfig, RunConfig, TrainConfig
 from raypipe.console import Console
+from raypipe.logbook import (
+    Logbook,
+    bad_steps_so_far,
+    stop_if_grading_fails,
+    stop_if_most_fail,
+    stop_if_steps_fail,
+)
 from raypipe.loggers import Tracker
 from raypipe.run_folder import RunFolder, read_lines
-from raypipe.train import stop_if_grading_fails, stop_if_most_fail, stop_if_steps_fail, stop_if_unsaved, write_down
+from raypipe.train import stop_if_unsaved
 
 
 def row(*statuses, finish_reason="stop"):
@@ -69,16 +76,22 @@ def test_skipped_steps_stop_the_run_when_there_are_too_many_in_a_row():
         stop_if_steps_fail(config, 5, {"train/skipped_steps": 1.0, "critic/skipped_steps": 1.0}, bad_steps=2)
 
 
+def test_a_run_that_goes_on_counts_the_skipped_steps_before():
+    lines = [{"train/skipped_steps": count} for count in (5.0, 0.0, 2.0, 1.0)]
+    assert bad_steps_so_far(lines) == 3
+    assert bad_steps_so_far(lines[:2]) == bad_steps_so_far([]) == 0
+
+
 @pytest.mark.parametrize("metric", ["train/skipped_steps", "critic/skipped_steps"])
 def test_all_samples_of_a_skipped_step_are_kept_though_none_is_asked_for(tmp_path, metric):
     config = Config(run=RunConfig(name="run", iterations=4), log=LogConfig(samples=0, timelines=[]))
     folder = RunFolder(tmp_path, resumed=False)
     (tmp_path / "samples").mkdir()
     rows = simulated_rows(random.Random(0), 0, T, ("math",), 0.5, hostile=False)
-    console = Console(4, quiet=True)
+    log = Logbook(config, folder, Console(4, quiet=True), Tracker(lambda *_: None, lambda: None), T)
     for iteration, skipped in enumerate([0.0, 1.0]):
         record = {"rows": rows, "spans": [], "metrics": {metric: skipped}}
-        write_down(config, folder, console, Tracker(lambda *_: None, lambda: None), iteration, [record], T)
+        log.write(iteration, [record])
         kept = [line["sample_id"] for line in read_lines(folder.samples(iteration))]
         assert sorted(kept) == (sorted(row["sample_id"] for row in rows) if skipped else [])
 

@@ -32,11 +32,11 @@ from raypipe.config import (
     RunConfig,
 )
 from raypipe.console import Console
+from raypipe.logbook import Logbook
 from raypipe.loggers import Tracker
 from raypipe.memory import MemoryWatch
 from raypipe.run_folder import RunFolder, read_lines
 from raypipe.scripted import scripted_run
-from raypipe.train import write_down
 
 MIB_A_GIB = 1024
 PROMPTS, SAMPLES = 8, 4
@@ -84,10 +84,10 @@ def scripted(folder: Path, iterations: int) -> list[dict[str, float]]:
     (folder / "samples").mkdir()
     (folder / "timelines").mkdir()
     run_folder, console = RunFolder(folder, resumed=False), Console(iterations, quiet=True)
-    tracker = Tracker(lambda *_: None, lambda: None)
+    log = Logbook(config, run_folder, console, Tracker(lambda *_: None, lambda: None))
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     with scripted_run(config, prompts=256, tokens=(16, 64)) as run:
-        feed, memory, end = run.feed(), MemoryWatch(), 0.0
+        feed, memory = run.feed(), MemoryWatch()
         for iteration in range(iterations):
             rows = [row for block in feed.rows(iteration) for row in block]
             assert len(rows) == PROMPTS * SAMPLES
@@ -97,7 +97,7 @@ def scripted(folder: Path, iterations: int) -> list[dict[str, float]]:
             run.open_gates(iteration + 1)
             run.server.report.remote(0, iteration, 0, record)
             records = ray.get(run.server.told.remote(iteration, 0, 60.0)).records
-            end, _ = write_down(config, run_folder, console, tracker, iteration, records, end)
+            log.write(iteration, records)
     ray.shutdown()
     return run_folder.read_metrics()
 

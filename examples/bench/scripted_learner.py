@@ -56,4 +56,4 @@ class Rank:
                     time.sleep(update_s)
                     run.open_gates(iteration + 1)
                 dist.barrier()
-            run.server.report.remote(iteration, self.rank, {**record, "spans": spans.spans})
+            run.server.report.remote(0, iteration, self.rank, {**record, "spans": spans.spans})

@@ -47,10 +47,10 @@ from raypipe.config import (
 )
 from raypipe.console import Console
 from raypipe.engines.scripted import LongTail
+from raypipe.logbook import Logbook
 from raypipe.loggers import open_loggers
 from raypipe.run_folder import open_run
 from raypipe.scripted import scripted_run
-from raypipe.train import write_down
 
 NODES, ENGINES, RANKS, GROUP = 3, 4, 2, 16
 TOKENS = LongTail(median=150, sigma=0.7, most=1024)
@@ -58,7 +58,7 @@ SECONDS_PER_TOKEN, SHORT_PER_TOKEN = 0.012, 0.001
 GRADER = {"seconds": 0.3, "sigma": 1.0, "most": 10.0}
 LEARNER_TOKENS_PER_S = 30_000  # of a rank
 UPDATE_S = 0.5
-SHORT = 128  # samples of an iteration in which memory is measured
+SHORT = 64  # samples of an iteration in which memory is measured
 EXECUTOR = "SplitCoordinator"
 
 
@@ -161,8 +161,8 @@ def simulate(config: Config, rate: float, seconds_per_token: float = SECONDS_PER
     engine = {"tokens": TOKENS, "seconds_per_token": seconds_per_token, "concurrency": slots, "engines": ENGINES}
     folder = open_run(config, dataclasses.asdict(config))
     console = Console(config.run.iterations, quiet=True, stream=io.StringIO())
-    tracker = open_loggers([], folder, {}, 0)
-    metrics, memory, end = [], [], 0.0
+    log = Logbook(config, folder, console, open_loggers([], folder, {}, 0))
+    metrics, memory = [], []
     rank: Any = ray.remote(num_cpus=1, scheduling_strategy="SPREAD")(scripted_learner.Rank)
     with tempfile.TemporaryDirectory() as meeting, Usage() as usage, scripted_run(config, prompts, **engine) as run:
         ranks = [rank.remote(i, RANKS, f"{meeting}/ranks") for i in range(RANKS)]
@@ -174,12 +174,14 @@ def simulate(config: Config, rate: float, seconds_per_token: float = SECONDS_PER
         }
         lasting = {name: psutil.Process(pid) for name, pid in pids.items()}
         for iteration in range(config.run.iterations):
-            while (records := ray.get(run.server.take_reports.remote(iteration, 0.5))) is None:
+            while (records := ray.get(run.server.told.remote(iteration, 0, 0.5)).records) is None:
                 done, _ = ray.wait(learning, timeout=0)
                 ray.get(done)
-            end, line = write_down(config, folder, console, tracker, iteration, records, end)
-            metrics.append(line)
+            metrics.append(log.write(iteration, records))
             memory.append({name: process.memory_info().rss / 1e6 for name, process in lasting.items()})
+            held = ", ".join(f"{name} {mb:.0f} MB" for name, mb in memory[-1].items())
+            seconds = metrics[-1]["time/iteration_s"]
+            print(f"  {config.run.name}, iteration {iteration}: {seconds:.1f} s; {held}", flush=True)
         ray.get(learning)
         for actor in ranks:
             ray.kill(actor)
@@ -211,7 +213,7 @@ def main() -> None:
     parser.add_argument("--short", type=int, default=20, help="short iterations; 0: memory is not measured")
     parser.add_argument("--out", type=Path, help="folder for timelines and metrics (default: none are kept)")
     options = parser.parse_args()
-    sizes = [512] if options.quick else [int(size) for size in options.samples.split(",")]
+    sizes = [512] if options.quick else [int(size) for size in options.samples.split(",") if size]
     short = min(options.short, 6) if options.quick else options.short
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -222,7 +224,7 @@ def main() -> None:
             figures[f"samples_{samples}"] = found = figures_of(outcome, samples)
             print(f"{samples} samples an iteration:")
             for name, value in found.items():
-                print(f"  {name:<32} {value if isinstance(value, dict) else round(value, 4)}")
+                print(f"  {name:<32} {value if isinstance(value, dict) else round(value, 4)}", flush=True)
         if short:
             with cluster():
                 memory = simulate(config_for(SHORT, short, out, model), options.rate, SHORT_PER_TOKEN).memory_mb

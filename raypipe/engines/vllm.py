@@ -28,12 +28,12 @@ from ray.actor import ActorHandle
 from raypipe.config import Config, engine_count
 from raypipe.engines.gate import Gate
 from raypipe.engines.weight_store import ensure_version, load_newest, start_store
+from raypipe.live import Live, engine_metrics
 from raypipe.rows import TOO_LONG
 from raypipe.watchdog import ANSWER_S, oldest, stacks
 
 if TYPE_CHECKING:
-    from raypipe.live import Live, engine_metrics
-from raypipe.weights import Bucket
+    from raypipe.weights import Bucket
 
 # Calls that may wait in one actor, gated requests included. Past any plan, so that a weight update never queues behind
 # the very requests that wait for it.

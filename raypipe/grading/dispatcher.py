@@ -126,7 +126,8 @@ class GradeDispatcher:
             num_cpus=self.cpus_per_host,
             max_restarts=-1,
             max_concurrency=MAX_CONCURRENCY,
-            scheduling_strategy="SPREAD",
+            # Ray 2.60 spreads over all nodes, whatever their labels; else it fills one that has them, then the next.
+            scheduling_strategy="DEFAULT" if self.config.node_labels else "SPREAD",
             label_selector=self.config.node_labels,
         ).remote(self.config.graders, self.config.processes, self.config.memory_mb)
         self.hosts.append(host)
@@ -167,11 +168,12 @@ class GradeDispatcher:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def hint(self, row: Sample) -> None:
-        """A sample is finished and will come by its plan: grades it now. Nothing depends on this call."""
+    async def hint(self, rows: list[Sample]) -> None:
+        """Samples are finished and will come by their plan: grades them now. Nothing depends on this call."""
         await self.start()
-        if row["plan"] not in self.forgotten:
-            self._graded(row)
+        for row in rows:
+            if row["plan"] not in self.forgotten:
+                self._graded(row)
 
     async def grade(self, rows: list[Sample]) -> list[dict[str, Any]]:
         """The GRADE_COLUMNS of each row (see `rows.to_grade` and `GradeQueue.grade`), in order."""
@@ -204,6 +206,7 @@ class GradeDispatcher:
         self.forgotten.add(plan)
         self.queue.forget(plan)
         self.results.pop(plan, None)
+        self.attached.pop(plan, None)
 
     async def stats(self) -> dict[str, Any]:
         """Counts since the start (see `GradeQueue.stats`), hosts that are up, results kept, and this process's id."""
