@@ -51,7 +51,7 @@ def overrides(recipe: str, folder: Path) -> list[str]:
     train, heldout = (folder / name.removeprefix("../") for name in (*data["train_files"], *data["val_files"]))
     return [
         f"data.train_files=[{train}]", f"data.val_files=[{heldout}]", f"model.path={folder}/model",
-        "data.max_prompt_length=4000", "train.micro_batch_tokens=8192", "engine.num_gpus=0", "train.gpus_per_rank=0",
+        "data.max_prompt_length=3000", "train.micro_batch_tokens=8192", "engine.num_gpus=0", "train.gpus_per_rank=0",
     ]  # fmt: skip
 
 
