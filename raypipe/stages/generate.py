@@ -84,6 +84,7 @@ class Generate:
         """Gives hints in one call at a time: a sample that finishes alone is told of at once, many in one call."""
         while self.untold:
             samples, self.untold = self.untold, []
+            assert self.listener is not None
             with contextlib.suppress(ray.exceptions.RayError):
                 await self.listener.hint.remote(samples)
 
