@@ -130,6 +130,8 @@ def _read_yaml(path: Path) -> Any:
         raise ValueError(f"{path}: the config holds itself, by an alias such as &a [*a]; write values out") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: a config is UTF-8 text; {error}") from None
+    except ValueError as error:  # a number of too many digits, say
+        raise ValueError(f"{path}: a value cannot be read: {' '.join(str(error).split())}") from None
     except OSError as error:
         raise ValueError(f"{path}: the top level must be a mapping of sections (model:, data:, ...): {error}") from None
     if not OmegaConf.is_dict(loaded):

@@ -222,6 +222,12 @@ def test_any_file_is_taken_or_refused_in_words(folder, content):
     assert "any.yaml" in str(error.value)
 
 
+def test_a_value_that_yaml_cannot_make_is_refused_by_the_file(folder):
+    (folder / "bad.yaml").write_text(f"train: {{lr: {'9' * 5000}}}")
+    with pytest.raises(ValueError, match="bad.yaml: a value cannot be read: "):
+        load_config(folder / "bad.yaml")
+
+
 def test_dry_run_prints_the_resource_plan(folder, capsys):
     assert main(["--config", str(folder / "c34_good_config.yaml"), "--dry-run", "grade.workers=3"]) == 0
     out = capsys.readouterr().out
