@@ -64,14 +64,12 @@ def run(config: Config, inputs: "Inputs") -> Path:
 
     Raises RunStopped after a signal, and Stalled, once the learner has saved its state where it could.
     """
-    import ray
-
     from raypipe.checkpoint_files import find_start
     from raypipe.console import Console
     from raypipe.logbook import Logbook, bad_steps_so_far
     from raypipe.loggers import open_loggers
     from raypipe.run_folder import open_run
-    from raypipe.runtime import Runtime, start_ray
+    from raypipe.runtime import Runtime, ray_session
     from raypipe.targets import why_not_streaming
 
     folder = open_run(config, dataclasses.asdict(config))
@@ -83,11 +81,15 @@ def run(config: Config, inputs: "Inputs") -> Path:
     console = Console(config.run.iterations, config.log.quiet)
     tell_start(console, folder, start)
     tracker = open_loggers(config.log.loggers, folder, dataclasses.asdict(config), first)
-    start_ray(config, sum(demand.count * demand.cpus for demand in inputs.demands))
+    if reason := why_not_streaming(config):
+        console.note(f"the learner waits for an iteration's last sample before it trains: {reason}")
+    cpus = sum(demand.count * demand.cpus for demand in inputs.demands)
     try:
-        if reason := why_not_streaming(config):
-            console.note(f"the learner waits for an iteration's last sample before it trains: {reason}")
-        with Signals() as signals, Runtime(config, inputs, signals, console.warn) as runtime:
+        with (
+            ray_session(config, cpus),
+            Signals() as signals,
+            Runtime(config, inputs, signals, console.warn) as runtime,
+        ):
             runtime.start_learner(folder.path)
             bad_steps = bad_steps_so_far(folder.read_metrics())
             log = Logbook(config, folder, console, tracker, bad_steps=bad_steps)
@@ -97,7 +99,6 @@ def run(config: Config, inputs: "Inputs") -> Path:
     finally:
         tracker.close()
         console.close()
-        ray.shutdown()
     return folder.path
 
 
