@@ -176,7 +176,8 @@ def _write_config(path: Path, config_dict: Mapping[str, Any]) -> list[str]:
     target, plain = path / "config.yaml", without_secrets(dict(config_dict))
     text, changes = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), []
     if target.is_file() and (former := target.read_text(encoding="utf-8")) != text:
-        changes = _differences(yaml.safe_load(former), yaml.safe_load(text), "")
+        found = _differences(yaml.safe_load(former), yaml.safe_load(text), "")
+        changes = [line for line in found if not line.startswith("run.resume:")]  # that it goes on is no news
         number = next(i for i in range(1, 1 << 30) if not (path / f"config.{i}.yaml").exists())
         target.rename(path / f"config.{number}.yaml")
     write_text(target, text)
