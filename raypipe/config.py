@@ -161,7 +161,7 @@ class AlgorithmConfig:
     )
     tis: str = key(
         "auto",
-        "truncated importance weights old / engine: off | token | sequence; needs recomputed old_logprobs; auto: off, "
+        "truncated importance weights old / engine: none | token | sequence; needs recomputed old_logprobs; auto: none, "
         "with staleness token",
     )
     tis_cap: float = key(2.0, "largest such weight")
@@ -309,10 +309,10 @@ def old_logprobs(config: Config) -> str:
 
 
 def importance(config: Config) -> str:
-    """off | token | sequence"""
+    """none | token | sequence"""
     if config.algorithm.tis != "auto":
         return config.algorithm.tis
-    return "token" if config.pipeline.max_staleness and old_logprobs(config) != "engine" else "off"
+    return "token" if config.pipeline.max_staleness and old_logprobs(config) != "engine" else "none"
 
 
 def heldout_response_length(config: Config) -> int:

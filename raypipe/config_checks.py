@@ -27,7 +27,7 @@ CHOICES = {
     "algorithm.kl_in": ("loss", "reward"),
     "algorithm.kl_estimator": ("k1", "k2", "k3", "abs"),
     "algorithm.old_logprobs": ("auto", "engine", "scorer", "learner"),
-    "algorithm.tis": ("auto", "off", "token", "sequence"),
+    "algorithm.tis": ("auto", "none", "token", "sequence"),
     "algorithm.loss_agg": ("token_mean", "seq_mean_token_sum", "seq_mean_token_mean", "dr_grpo"),
     "pipeline.stages.after": ("generate", "grade", "score"),
     "train.lr_schedule": ("constant", "linear", "cosine"),
@@ -261,7 +261,7 @@ def check_algorithm(config: Config) -> None:
         raise ValueError(f"algorithm.dual_clip={algorithm.dual_clip:g} must be above 1 (3 is usual), or 0 for off")
     if old_logprobs(config) == "engine":
         corrections = {
-            "tis": importance(config) != "off",
+            "tis": importance(config) != "none",
             "seq_ratio_low": algorithm.seq_ratio_low > 0,
             "seq_ratio_high": algorithm.seq_ratio_high > 0,
             "token_ratio_low": algorithm.token_ratio_low > 0,

@@ -71,10 +71,10 @@ def _response(sample: Sample, config: Config, tokenizer: "PreTrainedTokenizerBas
                 f"the response has {len(ids)} tokens, over rollout.max_response_length="
                 f"{config.rollout.max_response_length}; raise that, or remove the row"
             )
-        if not logprobs and (old_logprobs(config) == "engine" or importance(config) != "off"):
+        if not logprobs and (old_logprobs(config) == "engine" or importance(config) != "none"):
             raise ValueError(
                 "the file has no engine_logprobs of this response, from which the importance ratio starts; set "
-                "algorithm.old_logprobs=learner and algorithm.tis=off, or use parquet files of raypipe.generate"
+                "algorithm.old_logprobs=learner and algorithm.tis=none, or use parquet files of raypipe.generate"
             )
     return {
         "response_text": sample.response,

@@ -157,7 +157,7 @@ def split_masked(usable: Rows, config: Config) -> tuple[Rows, losses.Metrics]:
 def assign_importance(rows: Rows, config: Config) -> losses.Metrics:
     """Gives each row `importance`, its truncated importance weights [T], if they are asked for."""
     level = importance(config)
-    if level == "off":
+    if level == "none":
         return {}
     weights_BT, metrics = losses.TIS[level](
         column(rows, "old_logprobs"), column(rows, "engine_logprobs"), response_mask(rows), config.algorithm.tis_cap

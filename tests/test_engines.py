@@ -18,11 +18,7 @@ MAX_PROMPT, MAX_RESPONSE = 64, 448
 PROMPT = byte_tokenizer().encode("<|user|>6*7?<|assistant|>")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+pytestmark = pytest.mark.usefixtures("ray_session")
 
 
 def start(folder: Path, run: str):

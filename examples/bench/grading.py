@@ -149,7 +149,9 @@ def has_verl() -> bool:
     except ImportError as error:
         print(f"verl's reward managers are left out: {error}")
         return False
-    ray.init(num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(
+        address="local", num_cpus=PROCESSES, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+    )
     return True
 
 

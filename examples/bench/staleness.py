@@ -4,7 +4,7 @@ Needs: `python examples/make_demo.py`. Each run is `configs/demo.yaml` with fewe
 gives, in a process of its own; settings take turns seed by seed. With staleness 1 an iteration is sampled while the
 learner trains on the one before, so its tokens are of weights one version older than those that it updates. By default
 the learner then recomputes log-probs and weights each token by the truncated ratio to the engine's (`algorithm.tis`);
-`tis=off` leaves the weights out, so stale samples are taken for fresh ones. Held-out reward is greedy, on 128 words.
+`tis=none` leaves the weights out, so stale samples are taken for fresh ones. Held-out reward is greedy, on 128 words.
 
 Printed: the held-out reward after the last iteration and its mean over all passes after the first, each as mean over
 seeds with the smallest and the largest, and how stale tokens were. The last line is one JSON object.
@@ -27,7 +27,7 @@ DATA = ROOT / ".cache" / "demo"
 SETTINGS = {
     "staleness 0": [],
     "staleness 1, corrected": ["pipeline.max_staleness=1"],
-    "staleness 1, not corrected": ["pipeline.max_staleness=1", "algorithm.tis='off'"],
+    "staleness 1, not corrected": ["pipeline.max_staleness=1", "algorithm.tis=none"],
 }
 COMMON = ["checkpoint.every=0", "log.quiet=true", "log.timelines=[]", "log.loggers=[]"]
 
