@@ -161,8 +161,8 @@ class AlgorithmConfig:
     )
     tis: str = key(
         "auto",
-        "truncated importance weights old / engine: none | token | sequence; needs recomputed old_logprobs; auto: none, "
-        "with staleness token",
+        "truncated importance weights old / engine: none | token | sequence; needs recomputed old_logprobs; auto: "
+        "none, with staleness token",
     )
     tis_cap: float = key(2.0, "largest such weight")
     seq_ratio_low: float = key(
