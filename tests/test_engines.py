@@ -141,7 +141,7 @@ def base():
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory, base, cluster):
+def engine(tmp_path_factory, base):
     engine = start(save_model(base, tmp_path_factory.mktemp("untied")), "run")
     yield engine
     ray.kill(engine)
