@@ -4,6 +4,7 @@ ends it at once.
 In: signals. Out: `Signals.received`, which the driver looks at between waits.
 """
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -44,3 +45,7 @@ class Signals:
         if self.received:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
+        # Not by print, which the signal may have come amid.
+        os.write(
+            2, f"{self.received.name}: the run saves its state and ends; once more, and it ends at once\n".encode()
+        )

@@ -8,6 +8,7 @@ iteration as its record arrives. Heavy imports wait until the arguments are know
 import argparse
 import dataclasses
 import errno
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
     except RunStopped as stop:
         print(stop, file=sys.stderr)
         return stop.code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -103,6 +103,10 @@ def test_a_run_survives_its_parts_and_stops_in_good_order(workplace):
     try:
         run.wait_for(done + 1)
         run.process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + 30
+        while "SIGINT: the run saves its state and ends" not in run.log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         assert run.stop(signal.SIGINT) < 15
     finally:
         run.process.kill()
