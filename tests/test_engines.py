@@ -420,6 +420,14 @@ class Recorder:
         return self.calls
 
 
+def is_dead(recorder) -> bool:
+    try:
+        ray.get(recorder.recorded.remote())
+    except ray.exceptions.RayActorError:
+        return True
+    return False
+
+
 def test_nccl_gives_each_worker_a_rank_of_its_own_and_each_engine_the_version():
     from raypipe.engines.nccl import GatedClient
 
@@ -444,6 +452,7 @@ def test_nccl_an_engine_that_dies_frees_the_learner_and_is_named():
     aborted = []
     client.abort_broadcast = lambda: aborted.append(True)
     ray.kill(recorders[1])
+    wait_until(lambda: is_dead(recorders[1]), "the actor is gone")
     with pytest.raises(RuntimeError, match="engine-1 died; over NCCL an engine cannot come back"):
         client.update_weights({})
     assert aborted == [True]
