@@ -312,8 +312,9 @@ class Runtime:
         said, silent = ask(residents)
         for name in silent:
             ray.kill(residents[name], no_restart=False)
-        text = describe(said, silent, ray.get(self.server.pulses.remote()))
-        self.tell(f"nothing has moved for {still_s:.0f} s (watchdog.stall_s={limits.stall_s:g}):\n{text}")
+        self.tell(f"nothing has moved for {still_s:.0f} s (watchdog.stall_s={limits.stall_s:g}):")
+        for line in describe(said, silent, ray.get(self.server.pulses.remote())):
+            self.tell(f"  {line}")
         if still_s >= limits.fail_s:
             raise Stalled(
                 f"nothing has moved for {still_s:.0f} s, watchdog.fail_s={limits.fail_s:g}; the log says where"

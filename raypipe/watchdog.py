@@ -66,8 +66,10 @@ def ask(actors: Mapping[str, Any]) -> tuple[dict[str, list[str]], list[str]]:
     return said, silent
 
 
-def describe(said: Mapping[str, Iterable[str]], silent: Iterable[str], pulses: Mapping[int, Mapping[str, Any]]) -> str:
-    """The text of a stall: residents by name, then learner ranks."""
+def describe(
+    said: Mapping[str, Iterable[str]], silent: Iterable[str], pulses: Mapping[int, Mapping[str, Any]]
+) -> list[str]:
+    """The lines on a stall: residents by name, then learner ranks."""
     lines = [f"{name}: {line}" for name, told in said.items() for line in told]
     lines += [f"{name}: does not answer, and is started again" for name in silent]
     for rank, pulse in sorted(pulses.items()):
@@ -76,7 +78,7 @@ def describe(said: Mapping[str, Iterable[str]], silent: Iterable[str], pulses: M
             f"{pulse['node']}, heard {time.time() - pulse['at']:.0f} s ago"
         )
         lines += [f"learner-{rank}: {line}" for line in pulse.get("stacks", ())]
-    return "\n".join(f"  {line}" for line in lines)
+    return lines
 
 
 def oldest(since: Mapping[str, float], count: int = 5) -> list[str]:

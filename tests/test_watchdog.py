@@ -63,12 +63,11 @@ def test_stacks_name_threads_and_tasks_and_where_they_are():
 def test_a_stall_names_every_actor_and_rank():
     now = time.time()
     pulse = {"phase": "wait for rows", "since": now - 90, "pid": 7, "node": "10.0.0.2", "at": now - 3, "stacks": ["x"]}
-    text = describe({"engine-0": ["3 samples run"]}, ["grading"], {1: pulse})
-    assert text.splitlines() == [
-        "  engine-0: 3 samples run",
-        "  grading: does not answer, and is started again",
-        "  learner-1: wait for rows since 90 s, process 7 on 10.0.0.2, heard 3 s ago",
-        "  learner-1: x",
+    assert describe({"engine-0": ["3 samples run"]}, ["grading"], {1: pulse}) == [
+        "engine-0: 3 samples run",
+        "grading: does not answer, and is started again",
+        "learner-1: wait for rows since 90 s, process 7 on 10.0.0.2, heard 3 s ago",
+        "learner-1: x",
     ]
 
 
