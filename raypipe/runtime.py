@@ -317,7 +317,7 @@ class Runtime:
             self.tell(f"  {line}")
         if still_s >= limits.fail_s:
             raise Stalled(
-                f"nothing has moved for {still_s:.0f} s, watchdog.fail_s={limits.fail_s:g}; the log says where"
+                f"nothing has moved for {still_s:.0f} s, over watchdog.fail_s={limits.fail_s:g}; the log says where"
             )
 
     def stop(self, iteration: int) -> tuple[bool, list[dict[str, Any]] | None]:
