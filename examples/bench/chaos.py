@@ -6,7 +6,10 @@ seed, gets kill -9, wherever the run may be at that moment. If it is the driver,
 run.resume=auto. At the end SIGTERM stops the run. Then the ledger, from the run folder: every iteration has each of its
 samples once, and none is missing between the first and the last.
 
-    python examples/bench/chaos.py [--minutes 30] [--seed 0] [--kinds learner,engine] [--quick]
+With `--kinds raylet` the run is on a local cluster of three raylets, of which any but the head may be killed; another
+takes its place. The driver may be connected to the one that dies: then it is started again as well.
+
+    python examples/bench/chaos.py [--minutes 30] [--seed 0] [--kinds "learner rank,engine"] [--quick]
 """
 
 import argparse
@@ -20,11 +23,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import psutil
+from ray.cluster_utils import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS, SAMPLES = 8, 4
@@ -52,6 +57,9 @@ KINDS = {
     "train controller": Kind("TrainController", "all ranks, from the last checkpoint; the iterations since"),
     "plan server": Kind("PlanServer", "the server and all ranks, from the last checkpoint; the iterations since"),
     "split coordinator": Kind("SplitCoordinator", "all ranks, from the last checkpoint; the iterations since"),
+    "raylet": Kind(
+        "", "what ran on the node, on others; all ranks, from the last checkpoint, if one of them was there"
+    ),
     "driver": Kind("raypipe.train", "the run by run.resume=auto, from the last checkpoint; the iterations since"),
 }
 
@@ -59,8 +67,8 @@ KINDS = {
 class Run:
     """A training run in a process of its own, started again after its driver was killed."""
 
-    def __init__(self, folder: Path, overrides: list[str]):
-        self.folder, self.overrides, self.starts = folder, overrides, 0
+    def __init__(self, folder: Path, overrides: list[str], cluster: Cluster | None):
+        self.folder, self.overrides, self.cluster, self.starts = folder, overrides, cluster, 0
         self.log = folder / "log.txt"
         self.start()
 
@@ -75,7 +83,23 @@ class Run:
         ]  # fmt: skip
         self.starts += 1
         with self.log.open("a") as log:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+            address = {"RAY_ADDRESS": self.cluster.address} if self.cluster else {}
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=os.environ | address
+            )
+
+    def kill(self, kind: str, draw: random.Random) -> bool:
+        """Kills one process of a kind; False if there is none."""
+        if kind == "raylet":
+            assert self.cluster
+            self.cluster.remove_node(draw.choice(sorted(self.cluster.worker_nodes, key=str)), allow_graceful=False)
+            self.cluster.add_node(num_cpus=4)
+            return True
+        found = self.processes(kind)
+        with contextlib.suppress(psutil.Error):
+            if found:
+                draw.choice(found).kill()
+        return bool(found)
 
     def processes(self, kind: str) -> list[psutil.Process]:
         """Processes of a kind that belong to this run."""
@@ -83,7 +107,9 @@ class Run:
             return [psutil.Process(self.process.pid)]
         found = []
         with contextlib.suppress(psutil.Error):
-            for process in psutil.Process(self.process.pid).children(recursive=True):
+            # Of a cluster, the raylets and what they started are children of this process.
+            root = psutil.Process(os.getpid() if self.cluster else self.process.pid)
+            for process in root.children(recursive=True):
                 with contextlib.suppress(psutil.Error):
                     if KINDS[kind].part in " ".join(process.cmdline()):
                         found.append(process)
@@ -94,11 +120,34 @@ class Run:
         path = self.folder / "chaos" / "metrics.jsonl"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
+    def has_ended(self, seconds: float) -> bool:
+        """Whether the driver ends by itself within so long."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def stop(self) -> tuple[int, float]:
         """SIGTERM; the exit status, and the seconds that it took."""
         start = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(120), time.monotonic() - start
+
+
+@contextlib.contextmanager
+def cluster_for(kinds: list[str]) -> Iterator[Cluster | None]:
+    """Three raylets on this machine, if some are to be killed."""
+    if "raylet" not in kinds:
+        yield None
+        return
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=4)
+        yield cluster
+    finally:
+        cluster.shutdown()
 
 
 def wait_for(run: Run, iterations: int, limit_s: float) -> bool:
@@ -147,7 +196,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=20.0, help="mean seconds between faults")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="of: " + ", ".join(KINDS))
+    parser.add_argument(
+        "--kinds", default=",".join(kind for kind in KINDS if kind != "raylet"), help="of: " + ", ".join(KINDS)
+    )
     parser.add_argument("--quick", action="store_true", help="3 minutes")
     parser.add_argument("overrides", nargs="*", help="key=value of the run")
     options = parser.parse_args()
@@ -155,28 +206,23 @@ def main() -> None:
     minutes = 3.0 if options.quick else options.minutes
     faults: Counter[str] = Counter()
     back: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as name:
-        run = Run(Path(name), options.overrides)
+    with tempfile.TemporaryDirectory() as name, cluster_for(kinds) as cluster:
+        run = Run(Path(name), options.overrides, cluster)
         if not wait_for(run, 1, 600):
             raise RuntimeError(f"the run did not start:\n{run.log.read_text()[-4000:]}")
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end:
             time.sleep(draw.expovariate(1 / options.every))
             kind = draw.choice(kinds)
-            found = run.processes(kind)
-            if not found:
-                continue
             before, start = run.iterations(), time.monotonic()
-            with contextlib.suppress(psutil.Error):
-                draw.choice(found).kill()
+            if not run.kill(kind, draw):
+                continue
             faults[kind] += 1
             print(f"{60 * minutes - (end - start):6.0f} s: killed a {kind} in iteration {before}", flush=True)
-            if kind == "driver":
+            if kind == "driver" or (kind == "raylet" and run.has_ended(5.0)):
                 run.process.wait()
                 run.start()
-            # Two more lines: the iteration at hand may have had all its rows.
-            moved = wait_for(run, before + 1, 600) if kind != "driver" else wait_for(run, 1, 600)
-            if not moved:
+            if not wait_for(run, before + 1, 600):
                 raise RuntimeError(f"after a {kind} was killed the run stood still:\n{run.log.read_text()[-6000:]}")
             back.setdefault(kind, []).append(time.monotonic() - start)
         status, seconds = run.stop()
