@@ -37,6 +37,8 @@ from raypipe.stopping import RunStopped, Signals, Stalled
 from raypipe.watchdog import Watch, ask, describe
 
 POLL_S = 0.5
+# Seconds that resident actors have to end what they started, as a rule and after a signal.
+CLOSE_S, HURRIED_CLOSE_S = 20.0, 4.0
 
 
 class LearnerRestarted(Exception):
@@ -92,10 +94,13 @@ class ResidentActors:
     Args:
         config: the run's configuration.
         demands: who asks for which CPUs and GPUs.
+
+    Attributes:
+        close_limit_s: seconds that the actors have to end what they started.
     """
 
     def __init__(self, config: Config, demands: Sequence[Demand]):
-        self.config = config
+        self.config, self.close_limit_s = config, CLOSE_S
         self.grader_cpus = next(demand.cpus for demand in demands if demand.actor == "grader host")
 
     def __enter__(self) -> "ResidentActors":
@@ -129,13 +134,13 @@ class ResidentActors:
         return {}
 
     def __exit__(self, *_: object) -> None:
-        close([*self.engines, self.dispatcher])
+        close([*self.engines, self.dispatcher], self.close_limit_s)
 
 
-def close(actors: Iterable[Any]) -> None:
-    """Lets actors end what they started; one that does not answer is left to Ray."""
+def close(actors: Iterable[Any], limit_s: float) -> None:
+    """Lets actors end what they started; one that does not answer in time is left to Ray, which kills it."""
     closing: list[Any] = [actor.close.remote() for actor in actors]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + limit_s
     for call in closing:
         try:
             ray.get(call, timeout=max(0.1, deadline - time.monotonic()))
@@ -342,5 +347,7 @@ class Runtime:
             raise RuntimeError("the learner failed after the last iteration") from self.failure
 
     def __exit__(self, *_: object) -> None:
-        close(scorer for role in self.scorers.values() for scorer in role)
+        if self.signals.received:  # whoever sent it will not wait for long
+            self.actors.close_limit_s = HURRIED_CLOSE_S
+        close((scorer for role in self.scorers.values() for scorer in role), self.actors.close_limit_s)
         self.actors.__exit__()
