@@ -137,7 +137,7 @@ class ResidentActors:
         close([*self.engines, self.dispatcher], self.close_limit_s)
 
 
-def close(actors: Iterable[Any], limit_s: float) -> None:
+def close(actors: Iterable[Any], limit_s: float = CLOSE_S) -> None:
     """Lets actors end what they started; one that does not answer in time is left to Ray, which kills it."""
     closing: list[Any] = [actor.close.remote() for actor in actors]
     deadline = time.monotonic() + limit_s
