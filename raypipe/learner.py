@@ -20,6 +20,7 @@ import ray.train
 import ray.train.torch
 import torch
 import torch.distributed as dist
+from ray.train.v2._internal.execution.context import get_train_context
 from torch.distributed.tensor import DTensor
 
 from raypipe import checkpoint, losses, targets
@@ -53,7 +54,8 @@ def learn(job: dict[str, Any]) -> None:
             role.
     """
     server, rank = job["server"], dist.get_rank()
-    agreed = [ray.get(server.begin.remote(ray.util.get_current_placement_group())) if rank == 0 else 0]
+    group = ray.util.get_current_placement_group(), get_train_context().controller_actor
+    agreed = [ray.get(server.begin.remote(*group)) if rank == 0 else 0]
     dist.broadcast_object_list(agreed)
     [attempt] = agreed
     spans = Spans(rank)

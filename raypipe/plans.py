@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import ray
+from ray.actor import ActorHandle
 from ray.data import DataIterator
 from ray.util.placement_group import PlacementGroup
 
@@ -62,6 +63,7 @@ class PlanServer:
         self.lengths = ResponseLengths()
         self.plans: dict[int, Plan] = {}  # of the present attempt, by iteration
         self.place: PlacementGroup | None = None
+        self.controller: ActorHandle | None = None
         self.lock = threading.Lock()
         # A server that Ray has started again knows nothing of earlier attempts: its numbers go on from the clock.
         lost = ray.get_runtime_context().was_current_actor_reconstructed
@@ -101,15 +103,16 @@ class PlanServer:
 
     # -- what ranks and the driver tell each other (see Attempts) ------------------------------------------------------
 
-    def begin(self, place: PlacementGroup | None = None) -> int:
+    def begin(self, place: PlacementGroup | None = None, controller: ActorHandle | None = None) -> int:
         """A learner group starts, or starts again: what earlier ones asked for is abandoned. Returns the attempt's
         number. Rank 0 calls it, before anything that may fail.
 
         Args:
             place: that holds the group's resources.
+            controller: Ray Train's actor above the group.
         """
         with self.lock:
-            attempt, self.place = self.attempts.begin(), place
+            attempt, self.place, self.controller = self.attempts.begin(), place, controller
             if attempt:
                 for engine in self.workers.engines:
                     with contextlib.suppress(ray.exceptions.RayActorError):  # its requests are gone with it
@@ -117,9 +120,9 @@ class PlanServer:
             self._release(list(self.plans))
         return attempt
 
-    def placement(self) -> PlacementGroup | None:
-        """Where the newest learner group is."""
-        return self.place
+    def group(self) -> tuple[PlacementGroup | None, ActorHandle | None]:
+        """What holds the newest learner group, and what is above it (see `begin`)."""
+        return self.place, self.controller
 
     def starts_at(self, attempt: int, iteration: int) -> None:
         self.attempts.starts_at(attempt, iteration)

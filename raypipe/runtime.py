@@ -193,6 +193,7 @@ class Runtime:
         self.failure: BaseException | None = None
         self.learner: threading.Thread | None = None
         self.attempt = -1
+        self.ending = False
         self.watch = Watch(min(config.watchdog.stall_s, config.watchdog.fail_s))
 
     def __enter__(self) -> "Runtime":
@@ -263,11 +264,12 @@ class Runtime:
                 self._trainer(folder, start).fit()
                 return
             except ray.exceptions.RayActorError as error:  # Ray Train's controller has died, and its ranks with it
-                if not self.config.train.max_restarts:
+                if self.ending or not self.config.train.max_restarts:
                     self.failure = error
                     return
                 # What the group held is free again only when told so: Ray Train's own cleaner needs the dashboard.
-                if place := ray.get(self.server.placement.remote()):
+                place, _ = ray.get(self.server.group.remote())
+                if place:
                     remove_placement_group(place)
             except BaseException as error:  # raised in the driver's thread by `wait_for`
                 self.failure = error
@@ -346,7 +348,19 @@ class Runtime:
         if self.failure:
             raise RuntimeError("the learner failed after the last iteration") from self.failure
 
+    def _end_learner(self) -> None:
+        """Ends a learner that still runs: a thread that waits in Ray while Ray is shut down crashes the process."""
+        self.ending = True
+        if self.learner is None or not self.learner.is_alive():
+            return
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            _, controller = ray.get(self.server.group.remote(), timeout=5)
+            if controller:
+                ray.kill(controller)
+        self.learner.join(5)
+
     def __exit__(self, *_: object) -> None:
+        self._end_learner()
         if self.signals.received:  # whoever sent it will not wait for long
             self.actors.close_limit_s = HURRIED_CLOSE_S
         close((scorer for role in self.scorers.values() for scorer in role), self.actors.close_limit_s)
