@@ -132,19 +132,6 @@ class CheckpointWriter:
             time.sleep(0.05)
 
 
-def save(folder: Path, iteration: int, learner: "Learner") -> Path:
-    """Writes `folder/step_{iteration}` and returns it when it is whole; all ranks call it.
-
-    Raises RuntimeError, on rank 0 at least, if it cannot be written; older checkpoints are then as they were.
-    """
-    writer = CheckpointWriter(folder, learner)
-    writer.save(iteration)
-    if failure := writer.wait():
-        raise RuntimeError(failure)
-    dist.barrier()
-    return folder / f"step_{iteration}"
-
-
 def trainees_of(learner: "Learner") -> "dict[str, Trainee]":
     return {"policy": learner.policy, **({"critic": learner.critic} if learner.critic else {})}
 

@@ -53,13 +53,12 @@ def check_generation(config: Config) -> None:
 
 
 def check_out(path: Path) -> None:
-    """Raises ValueError unless samples can be written to `path`."""
-    if path.suffix not in (".parquet", ".jsonl"):
-        raise ValueError(f"--out {path}: the name must end in .parquet or .jsonl")
+    """Raises ValueError unless samples can be written to `path`, which no file has yet."""
+    from raypipe.sample_files import check_samples_name
+
+    check_samples_name(path)
     if path.exists():
         raise ValueError(f"--out {path} is there already; name another file, or remove it")
-    if not path.parent.is_dir():
-        raise ValueError(f"--out {path}: there is no folder {path.parent}; make it first")
 
 
 def check_keep(keep: str) -> float | None:

@@ -48,12 +48,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scope", choices=("sample", "group"), default="sample", help="what the grader sees at once")
     parser.add_argument("--compare-batches", default="", metavar="1,4,16", help="time the grader at these max_batch")
     options = parser.parse_args(arguments)
-    from raypipe.sample_files import read_generated, write_samples_file
+    from raypipe.sample_files import check_samples_name, read_generated, write_samples_file
 
     try:
         config = config_for(options)
         sizes = _sizes(options.compare_batches)
-        out = _out_file(options.out)
+        out = Path(options.out) if options.out else None
+        if out:
+            check_samples_name(out)
         columns = _mapping("--columns", options.columns)
         rows = read_generated(options.data, columns, options.response or "", options.group_by)
         graded = grade_rows(config, rows)
@@ -105,17 +107,6 @@ def _sizes(text: str) -> list[int]:
     if not all(size.strip().isdecimal() and int(size) > 0 for size in sizes):
         raise ValueError(f"--compare-batches {text!r} must be numbers of samples from 1, e.g. 1,4,16")
     return [int(size) for size in sizes]
-
-
-def _out_file(name: str | None) -> Path | None:
-    if not name:
-        return None
-    path = Path(name)
-    if path.suffix not in (".parquet", ".jsonl"):
-        raise ValueError(f"--out {name}: the name must end in .parquet or .jsonl")
-    if not path.parent.is_dir():
-        raise ValueError(f"--out {name}: there is no folder {path.parent}; make it first")
-    return path
 
 
 def grade_rows(config: Config, rows: Rows, per_block: int = SAMPLES_PER_BLOCK) -> Rows:

@@ -6,6 +6,7 @@ learner and engines disagree. Decision: an iteration is written down whole befor
 something to look into.
 """
 
+import functools
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -89,20 +90,21 @@ def skipped_steps(metrics: dict[str, float]) -> int:
     return int(metrics.get("train/skipped_steps", 0) + metrics.get("critic/skipped_steps", 0))
 
 
+def in_a_row(bad_steps: int, metrics: dict[str, float]) -> int:
+    """Steps that were skipped in a row up to an iteration, `bad_steps` of them before it."""
+    skipped = skipped_steps(metrics)
+    return bad_steps + skipped if skipped else 0
+
+
 def bad_steps_so_far(lines: list[dict[str, float]]) -> int:
     """Steps that were skipped in a row at the end of a run's metrics."""
-    bad_steps = 0
-    for line in lines:
-        skipped = skipped_steps(line)
-        bad_steps = bad_steps + skipped if skipped else 0
-    return bad_steps
+    return functools.reduce(in_a_row, lines, 0)
 
 
 def stop_if_steps_fail(config: Config, iteration: int, metrics: dict[str, float], bad_steps: int) -> int:
     """Steps that were skipped in a row, `bad_steps` of them before this iteration; raises ValueError when they are more
     than train.max_bad_steps."""
-    skipped = skipped_steps(metrics)
-    bad_steps = bad_steps + skipped if skipped else 0
+    bad_steps = in_a_row(bad_steps, metrics)
     if bad_steps > config.train.max_bad_steps:
         raise ValueError(
             f"iteration {iteration}: {bad_steps} optimizer steps in a row were skipped, over "

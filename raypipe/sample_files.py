@@ -155,6 +155,14 @@ def to_block(rows: Sequence[Row]) -> pa.Table:
     return pa.table({name: pa.array([row[name] for row in complete], dtype) for name, dtype in columns.items()})
 
 
+def check_samples_name(path: Path) -> None:
+    """Raises ValueError unless `write_samples_file` can write to `path`."""
+    if path.suffix not in (".parquet", ".jsonl"):
+        raise ValueError(f"--out {path}: the name must end in .parquet or .jsonl")
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {path}: there is no folder {path.parent}; make it first")
+
+
 def write_samples_file(path: Path, rows: Sequence[Row]) -> None:
     """Writes FILE_COLUMNS of `rows` to a .parquet or .jsonl file; in parquet also their tokens and log-probs.
 

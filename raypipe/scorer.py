@@ -145,8 +145,8 @@ class Scorer:
         taken: list[tuple[dict[str, Any], asyncio.Future[dict[str, Any]]]] = []
         tokens = 0
         while self.queue:
-            sample = self.queue[0][0]
-            if self.queue[0][1].done():  # whoever asked has given up
+            sample, result = self.queue[0]
+            if result.done():  # whoever asked has given up
                 self.queue.popleft()
                 continue
             tokens += len(sample["prompt_ids"]) + len(sample["response_ids"])

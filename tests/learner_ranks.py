@@ -56,6 +56,19 @@ def train_on_ranks(world: int, jobs: dict[str, Job]) -> dict[str, dict[str, Any]
         return torch.load(result, weights_only=False)
 
 
+def save_checkpoint(folder: Path, iteration: int, learner: Learner) -> Path:
+    """Writes `folder/step_{iteration}` and returns it when it is whole; all ranks call it.
+
+    Raises RuntimeError, on rank 0 at least, if it cannot be written.
+    """
+    writer = checkpoint.CheckpointWriter(folder, learner)
+    writer.save(iteration)
+    if failure := writer.wait():
+        raise RuntimeError(failure)
+    dist.barrier()
+    return folder / f"step_{iteration}"
+
+
 def _rank(rank: int, world: int, port: int, jobs: dict[str, Job], result: Path) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world)}
     dist.init_process_group("gloo", rank=rank, world_size=world)
@@ -70,7 +83,7 @@ def _rank(rank: int, world: int, port: int, jobs: dict[str, Job], result: Path) 
             for i, rows in enumerate(job.iterations, start)
         ]
         if job.save:
-            checkpoint.save(job.save, start + len(job.iterations), learner)
+            save_checkpoint(job.save, start + len(job.iterations), learner)
         found[name] = {"parameters": parameters(learner.policy), "metrics": metrics}
         if learner.critic:
             found[name]["critic"] = parameters(learner.critic)

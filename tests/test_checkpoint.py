@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from learner_ranks import Job, in_chunks, parameters, train_on_ranks
+from learner_ranks import Job, in_chunks, parameters, save_checkpoint, train_on_ranks
 from test_learner import config_for, deal, largest_difference, rollouts, warmup_config
 from tiny_models import save_model, tiny_model
 from torch.distributed.checkpoint.filesystem import FileSystem
@@ -44,7 +44,7 @@ def train(learner: Learner, iteration: int) -> dict[str, float]:
 
 
 def save(learner: Learner, folder: Path, iteration: int) -> Path:
-    return checkpoint.save(folder, iteration, learner)
+    return save_checkpoint(folder, iteration, learner)
 
 
 def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> None:

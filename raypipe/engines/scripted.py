@@ -57,7 +57,7 @@ class ScriptedEngine:
         self.seconds_per_token = seconds_per_token
         self.gate = Gate()
         self.slots = asyncio.Semaphore(concurrency)
-        self.running: dict[str, dict[str, asyncio.Task]] = {}  # by plan and sample
+        self.running: dict[tuple[str, str], asyncio.Task] = {}  # by plan and sample
         self.served = self.made = 0
         self.reporting: asyncio.Task[None] | None = None
 
@@ -67,8 +67,8 @@ class ScriptedEngine:
         return {"name": self.name, "device": "scripted", "version": self.gate.version}
 
     async def generate(self, request: dict[str, Any]) -> dict[str, Any]:
-        task = asyncio.ensure_future(self._generate(request))
-        self.running.setdefault(request["plan"], {})[request["sample_id"]] = task
+        key = (request["plan"], request["sample_id"])
+        task = self.running[key] = asyncio.ensure_future(self._generate(request))
         try:
             return await task
         except asyncio.CancelledError:
@@ -76,7 +76,7 @@ class ScriptedEngine:
                 raise
             return self._columns("", [], "failed", "aborted", time.time())
         finally:
-            self.running[request["plan"]].pop(request["sample_id"], None)
+            self.running.pop(key, None)
 
     async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
         await self.gate.wait(request["min_version"])
@@ -112,14 +112,18 @@ class ScriptedEngine:
         self.gate.open(version)
 
     async def abort(self, plan: str, samples: Sequence[str] | None = None) -> int:
-        running = self.running.get(plan, {})
-        tasks = [task for sample, task in running.items() if samples is None or sample in samples]
+        wanted = None if samples is None else set(samples)
+        return self._cancel(
+            [t for (of, id), t in self.running.items() if of == plan and (wanted is None or id in wanted)]
+        )
+
+    async def abort_all(self) -> int:
+        return self._cancel(list(self.running.values()))
+
+    def _cancel(self, tasks: list[asyncio.Task]) -> int:
         for task in tasks:
             task.cancel()
         return len(tasks)
-
-    async def abort_all(self) -> int:
-        return sum([await self.abort(plan) for plan in list(self.running)])
 
     async def stats(self) -> dict[str, Any]:
         return self._stats()
