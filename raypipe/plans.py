@@ -25,7 +25,7 @@ from raypipe.config import Config, reserve_size
 from raypipe.lengths import ResponseLengths, longest_first
 from raypipe.pipeline import Workers, build_plan
 from raypipe.prompts import Prompt, PromptOrder
-from raypipe.rows import PROMPT_COLUMNS, SAVED
+from raypipe.rows import PLACE, PROMPT_COLUMNS, SAVED
 
 
 def start_plan_server(config: Config, train: list[Prompt], heldout: list[Prompt], workers: Workers) -> Any:
@@ -90,7 +90,9 @@ class PlanServer:
             return Plan(name, [])
         if self.workers.reserve:
             ray.get(ray.get_actor(self.workers.reserve).open.remote(name))
-        plan = build_plan(name, longest_first(blocks, self.lengths, self.config), self.workers)
+        ordered = longest_first(blocks, self.lengths, self.config)
+        placed = [block.append_column(PLACE, pa.array([i] * len(block))) for i, block in enumerate(ordered)]
+        plan = build_plan(name, placed, self.workers)
         return Plan(name, plan.streaming_split(self.config.train.ranks, equal=False, locality_hints=None))
 
     def _release(self, iterations: list[int]) -> None:

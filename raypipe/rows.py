@@ -83,6 +83,9 @@ GENERATE_COLUMNS = {
     "generate_start": pa.float64(),
     "generate_end": pa.float64(),
 }
+# Beside PROMPT_COLUMNS, for Generate alone: the place of a block's requests in the order in which engines start them
+# (lengths.py). Blocks reach the stage, and requests the engines, in about this order only.
+PLACE = "place"
 # Of training prompts that bring their responses (data.rollouts) beside PROMPT_COLUMNS: what Generate passes on.
 SAVED = (
     "saved",

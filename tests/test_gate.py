@@ -116,3 +116,20 @@ def test_a_lower_version_after_a_resume_holds_newer_requests_again():
         return held, await request
 
     assert run(scenario()) == (True, 5)
+
+
+def test_those_that_wait_pass_by_their_place_and_then_as_they_came():
+    async def scenario() -> list[str]:
+        gate, passed = Gate(), []
+
+        async def request(name: str, place: int) -> None:
+            await gate.wait(1, place)
+            passed.append(name)
+
+        tasks = [asyncio.create_task(request(name, place)) for name, place in (("c", 2), ("a", 0), ("d", 2), ("b", 1))]
+        await asyncio.sleep(0)
+        gate.open(1)
+        await asyncio.gather(*tasks)
+        return passed
+
+    assert asyncio.run(scenario()) == ["a", "b", "c", "d"]

@@ -17,20 +17,21 @@ class Gate:
 
     def __init__(self, version: int | None = 0):
         self.version = version
-        # What each waiter asks for, in order of arrival (dicts keep it), with removal in constant time.
-        self._waiters: dict[asyncio.Future[None], int] = {}
+        # What each waiter asks for and its place, in order of arrival (dicts keep it), with removal in constant time.
+        self._waiters: dict[asyncio.Future[None], tuple[int, int]] = {}
 
     @property
     def waiting(self) -> int:
         """Requests that wait at the gate."""
         return len(self._waiters)
 
-    async def wait(self, min_version: int) -> int:
-        """Returns the version once it is `min_version` or newer. First come, first served; may be cancelled."""
+    async def wait(self, min_version: int, place: int = 0) -> int:
+        """Returns the version once it is `min_version` or newer. Of those that wait, lower places pass first, and of
+        one place the first to come; may be cancelled."""
         # A loop, since the gate may close again between the wake-up and the waiter's turn to run.
         while self.version is None or self.version < min_version:
             opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters[opened] = min_version
+            self._waiters[opened] = (min_version, place)
             try:
                 await opened
             finally:
@@ -42,8 +43,8 @@ class Gate:
         self.version = None
 
     def open(self, version: int) -> None:
-        """Lets pass, in order of arrival, all that `version` satisfies. Lower than before after a learner's resume."""
+        """Lets pass, by place and arrival, all that `version` satisfies. Lower than before after a learner's resume."""
         self.version = version
-        for opened, min_version in list(self._waiters.items()):
+        for opened, (min_version, _) in sorted(self._waiters.items(), key=lambda waiter: waiter[1][1]):
             if min_version <= version and not opened.done():
                 opened.set_result(None)

@@ -79,7 +79,7 @@ class ScriptedEngine:
             self.running.pop(key, None)
 
     async def _generate(self, request: dict[str, Any]) -> dict[str, Any]:
-        await self.gate.wait(request["min_version"])
+        await self.gate.wait(request["min_version"], request.get("place", 0))
         async with self.slots:
             start = time.time()
             draw = random.Random(request["seed"])

@@ -153,7 +153,7 @@ class VLLMEngine:
         try:
             if request["plan"] in self.aborted:
                 raise asyncio.CancelledError
-            await self.gate.wait(request["min_version"])
+            await self.gate.wait(request["min_version"], request.get("place", 0))
             start = time.time()
             self.since[request["sample_id"]] = start
             with self._busy():

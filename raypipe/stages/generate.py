@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import ray
 
-from raypipe.rows import GENERATE_COLUMNS, PROMPT_COLUMNS, SAVED, TOO_LONG, add_columns, check_columns, to_grade
+from raypipe.rows import GENERATE_COLUMNS, PLACE, PROMPT_COLUMNS, SAVED, TOO_LONG, add_columns, check_columns, to_grade
 
 
 class Generate:
@@ -54,9 +54,9 @@ class Generate:
 
     async def __call__(self, table: pa.Table) -> pa.Table:
         check_columns(table, PROMPT_COLUMNS, "Generate")
-        rows = table.select([name for name in (*PROMPT_COLUMNS, SAVED[0]) if name in table.column_names]).to_pylist()
-        if SAVED[0] in table.column_names:
-            table = table.drop_columns([SAVED[0]])
+        own = [name for name in (SAVED[0], PLACE) if name in table.column_names]
+        rows = table.select([*PROMPT_COLUMNS, *own]).to_pylist()
+        table = table.drop_columns(own)
         if self.reserve and self.watching is None:
             self.watching = asyncio.create_task(self._abort_surplus())
         return add_columns(table, await asyncio.gather(*map(self._finish, rows)), GENERATE_COLUMNS)
@@ -95,6 +95,7 @@ class Generate:
             "sample_id": row["sample_id"],
             "prompt_ids": row["prompt_ids"],
             "min_version": row["min_version"],
+            "place": row.get(PLACE, 0),
             "seed": row["seed"],
             "plan": self.plan,
             **self.sampling[row["purpose"]],
