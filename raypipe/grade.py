@@ -117,7 +117,7 @@ def grade_rows(config: Config, rows: Rows, per_block: int = SAMPLES_PER_BLOCK) -
     from raypipe.console import Console
     from raypipe.grading.dispatcher import start_dispatcher
     from raypipe.pipeline import Workers, build_plan
-    from raypipe.runtime import ray_session
+    from raypipe.residents import ray_session
     from raypipe.sample_files import to_block
 
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # the executor runs in this process

@@ -27,8 +27,8 @@ from raypipe.plans import Group, group_blocks
 from raypipe.preflight import load_tokenizer
 from raypipe.prompt_files import file_rows
 from raypipe.prompts import Prompt, load_prompts, prepare_prompts
+from raypipe.residents import close, ray_session, sampling_settings
 from raypipe.resources import Demand
-from raypipe.runtime import close, ray_session, sampling_settings
 from raypipe.sample_files import generated_rows, read_samples, to_block
 from raypipe.scorer import scorer_names, start_scorers
 

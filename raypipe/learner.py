@@ -26,12 +26,12 @@ from torch.distributed.tensor import DTensor
 from raypipe import checkpoint, losses, targets
 from raypipe.advantages import adaptive_kl
 from raypipe.arrivals import mini_batch_of
-from raypipe.batching import Batch, lay_out, micro_batches, pad_tokens
+from raypipe.batching import Batch, lay_out, pad_tokens, split
 from raypipe.colocate import Turns
 from raypipe.config import Config, old_logprobs
 from raypipe.feed import Feed
 from raypipe.losses import Metrics
-from raypipe.modeling import Critic, Policy, compute_dtype, learning_rate, load_critic, load_policy, row_tokens, shard
+from raypipe.modeling import Critic, Policy, compute_dtype, layout, learning_rate, load_critic, load_policy, shard
 from raypipe.objectives import mismatch, policy_objective, value_objective
 from raypipe.pulse import Pulse
 from raypipe.run_folder import RunFolder
@@ -201,7 +201,7 @@ class Learner:
             self.critic = self.trainee(module, critic.lr, critic.grad_clip)
         self.modes = {"policy": config.algorithm.loss_agg, "critic": "token_mean"}  # what their means are over
         self.kl_coef = config.algorithm.kl_coef
-        self.row_tokens = row_tokens(self.policy.module, config.model.attention, device, train.micro_batch_tokens)
+        self.layout = layout(self.policy.module, config.model.attention, device, train.micro_batch_tokens)
         self.streams = not targets.why_not_streaming(config)
         self.stopping: Callable[[], bool] = lambda: False  # whether the run is to end
         self.worked: Callable[[], None] = lambda: None  # told of each micro-batch
@@ -362,8 +362,8 @@ class Learner:
 
     def split(self, rows: Rows) -> list[list[Rows]]:
         """Micro-batches of `rows`, each in rows of the forward pass."""
-        lengths = [len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows]
-        plan = micro_batches(lengths, self.config.train.micro_batch_tokens, self.row_tokens)
+        pairs = [(row["prompt_ids"], row["response_ids"]) for row in rows]
+        plan = split(pairs, self.config.train.micro_batch_tokens, self.layout)
         return [[[rows[i] for i in line] for line in batch] for batch in plan]
 
     def lay_out(self, micro: list[Rows]) -> tuple[Batch, torch.Tensor, Rows]:
@@ -371,7 +371,7 @@ class Learner:
         step."""
         samples = [row for line in micro for row in line]
         pairs = [[(row["prompt_ids"], row["response_ids"]) for row in line] for line in micro] or [[([0], [0])]]
-        batch = lay_out(pairs, self.device)
+        batch = lay_out(pairs, self.device, self.layout.shares_prompts)
         return batch, batch.response_mask_BT if samples else torch.zeros_like(batch.response_mask_BT), samples
 
     def micro_steps(self, batches: list[list[Rows]], count: int) -> None:

@@ -21,14 +21,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
-from raypipe.batching import Batch, lay_out
+from raypipe.batching import Batch, Layout, lay_out
 from raypipe.config import ModelConfig
 from raypipe.lora import add_adapters
 
 # Logits that exist at the same time, in elements: 256 MiB in float32.
 MAX_LOGITS = 2**26
-# Rows this long leave about 2% of padding, and their attention is a small part of the work.
-ROW_TOKENS = 256
+# Rows of at least 256 tokens leave about 2% of padding. Longer ones share more prompts, and attention, which costs
+# L / 6H of the rest of a layer on rows of L tokens, is a small part of the work up to half the hidden size.
+ROW_TOKENS, ROW_TOKENS_OF_HIDDEN = 256, 0.5
 
 
 class Policy(nn.Module):
@@ -93,13 +94,14 @@ class Critic(nn.Module):
         """Values of the states that `batch.targets_N` were chosen in (the tokens before each), float32 [N]."""
         hidden_NH = batch.select(hidden_states(self.model, batch))
         head: Any = self.model.score
-        return head(hidden_NH).float()[:, 0]
+        return head(hidden_NH).float()[:, 0].clone()  # on a view FSDP2 would lose the hook that gathers for backward
 
 
 def hidden_states(model: PreTrainedModel, batch: Batch) -> Tensor:
     """The last hidden states of `batch`, [R, L, H]."""
     return model.base_model(
         input_ids=batch.input_ids_RL,
+        attention_mask=batch.attention_mask,
         position_ids=batch.position_ids_RL,
         use_cache=False,
     ).last_hidden_state
@@ -122,12 +124,28 @@ def keeps_samples_apart(module: nn.Module, device: torch.device) -> bool:
     return torch.equal(second([1, 2, 3]), second([4, 5, 6]))
 
 
-def row_tokens(module: nn.Module, attention: str, device: torch.device, token_budget: int) -> int:
-    """How long the rows of a micro-batch may be (see `batching.micro_batches`)."""
+def shares_prompts(module: nn.Module, attention: str) -> bool:
+    """Whether the model computes samples that share a prompt right: by a mask of its own for every layer.
+
+    Eager attention takes another form of mask, flash attention none, and layers with a window would lose it.
+    """
+    model: Any = module.model
+    config = model.config.get_text_config()
+    windows = getattr(config, "sliding_window", None) or {*(getattr(config, "layer_types", None) or ())} - {
+        "full_attention"
+    }
+    return attention == "sdpa" and model._supports_attention_backend and not windows
+
+
+def layout(module: nn.Module, attention: str, device: torch.device, token_budget: int) -> Layout:
+    """How micro-batches of at most `token_budget` tokens are laid out for a `Policy` or `Critic`; all ranks call it."""
     if not keeps_samples_apart(module, device):
-        return 0
-    # Variable-length attention reads one long row sample by sample; the others compute the square of each row.
-    return token_budget if attention == "flash_attention_2" else ROW_TOKENS
+        return Layout(0, shares_prompts=False)
+    if attention == "flash_attention_2":  # reads one long row sample by sample; the others compute its square
+        return Layout(token_budget, shares_prompts=False)
+    model: Any = module.model
+    hidden = model.config.get_text_config().hidden_size
+    return Layout(max(ROW_TOKENS, int(ROW_TOKENS_OF_HIDDEN * hidden)), shares_prompts(module, attention))
 
 
 def load_policy(config: ModelConfig) -> Policy:

@@ -1,19 +1,15 @@
-"""What lives as long as a run: Ray, the engines, the grade dispatcher, the plan server and the learner group.
+"""What lives as long as a training run: what plans call (residents.py), the plan server and the learner group.
 
-In: a checked config and its prompts. Out: each iteration's record, as the learner reports it. Everything heavy is
-started once, in parallel, and ended together; plans come and go in between.
+In: a checked config and its prompts. Out: each iteration's record, as the learner reports it, whatever dies or stands
+still in between.
 """
 
 import contextlib
 import dataclasses
 import itertools
-import logging
-import math
-import os
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +18,19 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 from ray.util import remove_placement_group
 
-from raypipe.config import Config, engine_count, grader_actors, heldout_response_length
-from raypipe.engines.vllm import start_engines
-from raypipe.grading.dispatcher import start_dispatcher
+from raypipe.config import Config
 from raypipe.learner import learn
-from raypipe.pipeline import Workers
 from raypipe.placement import for_ray
 from raypipe.plans import start_plan_server
 from raypipe.preflight import Inputs
 from raypipe.reserve import start_reserve
+from raypipe.residents import HURRIED_CLOSE_S, ResidentActors, close
 from raypipe.resources import Demand
 from raypipe.scorer import scorer_names, start_scorers
 from raypipe.stopping import RunStopped, Signals, Stalled
 from raypipe.watchdog import Watch, ask, describe
 
 POLL_S = 0.5
-# Seconds that resident actors have to end what they started, as a rule and after a signal.
-CLOSE_S, HURRIED_CLOSE_S = 20.0, 4.0
 
 
 class LearnerRestarted(Exception):
@@ -47,124 +39,6 @@ class LearnerRestarted(Exception):
     def __init__(self, first: int, trouble: str):
         super().__init__(trouble or "a rank was lost without a word")
         self.first = first
-
-
-def start_ray(config: Config, cpus: float) -> None:
-    """Connects to the cluster of `RAY_ADDRESS`, or starts Ray on this machine, its dashboard bound to loopback and with
-    token authentication, which is Ray's default.
-
-    Here CPUs are a count that Ray schedules by, not a fence, so at least the `cpus` that the run asks for are declared.
-    """
-    local: dict[str, Any] = {}
-    if not os.environ.get("RAY_ADDRESS"):
-        # A run has more processes than cores, most of them idle; Ray would warn of each few.
-        os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "16")
-        local = {
-            "address": "local",  # not a cluster that happens to run here
-            "num_cpus": max(len(os.sched_getaffinity(0)), math.ceil(cpus)),
-            "dashboard_host": "127.0.0.1",
-            "include_dashboard": config.log.dashboard,
-        }
-    # Graders may be known by the current folder alone.
-    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-    environment = {"env_vars": {"PYTHONPATH": path}}
-    ray.init(
-        ignore_reinit_error=True, namespace=f"raypipe/{config.run.name}", runtime_env=environment,
-        logging_level=logging.ERROR, log_to_driver=config.log.workers, **local,
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def ray_session(config: Config, cpus: float) -> Iterator[None]:
-    """Ray while it is open: the one that this process has already (a notebook's), else one of its own."""
-    own = not ray.is_initialized()
-    if own:
-        start_ray(config, cpus)
-    try:
-        yield
-    finally:
-        if own:
-            ray.shutdown()
-
-
-class ResidentActors:
-    """What the stages of every plan call, engines and grade dispatcher, as a context manager that leaves nothing
-    running. This is all that a plan without a learner needs.
-
-    Args:
-        config: the run's configuration.
-        demands: who asks for which CPUs and GPUs.
-
-    Attributes:
-        close_limit_s: seconds that the actors have to end what they started.
-    """
-
-    def __init__(self, config: Config, demands: Sequence[Demand]):
-        self.config, self.close_limit_s = config, CLOSE_S
-        self.grader_cpus = next(demand.cpus for demand in demands if demand.actor == "grader host")
-
-    def __enter__(self) -> "ResidentActors":
-        config, name = self.config, self.config.run.name
-        self.engines = start_engines(config, name)
-        self.dispatcher = start_dispatcher(config.grade, grader_actors(config), name, self.grader_cpus)
-        self.workers = Workers(
-            engines=[f"{name}/engine-{i}" for i in range(engine_count(config))],
-            dispatcher=f"{name}/grade-dispatcher",
-            grade_actors=grader_actors(config),
-            sampling=sampling_settings(config),
-            stages=config.pipeline.stages,
-        )
-        try:
-            # A grader whose constructor fails ends the run here, before any weight is loaded.
-            ray.get(self.dispatcher.start.remote())
-        except ray.exceptions.RayTaskError as error:
-            self.__exit__()
-            raise error.cause if isinstance(error.cause, ValueError) else error from None
-        return self
-
-    def wait_for_engines(self) -> None:
-        """An engine that cannot start (a model that vLLM does not know) ends the run here, with its reason."""
-        ray.get([engine.ready.remote() for engine in self.engines])
-
-    def counts(self) -> dict[str, int]:
-        """Samples generated (those that reached grading) and graded since the start of the run, of all purposes."""
-        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            stats: Any = ray.get(self.dispatcher.stats.remote(), timeout=5)
-            return {"generated": stats["received"], "graded": stats["graded"]}
-        return {}
-
-    def __exit__(self, *_: object) -> None:
-        close([*self.engines, self.dispatcher], self.close_limit_s)
-
-
-def close(actors: Iterable[Any], limit_s: float = CLOSE_S) -> None:
-    """Lets actors end what they started; one that does not answer in time is left to Ray, which kills it."""
-    closing: list[Any] = [actor.close.remote() for actor in actors]
-    deadline = time.monotonic() + limit_s
-    for call in closing:
-        try:
-            ray.get(call, timeout=max(0.1, deadline - time.monotonic()))
-        except (ray.exceptions.RayError, TimeoutError):
-            logging.getLogger(__name__).debug("an actor did not close: %s", traceback.format_exc())
-
-
-def sampling_settings(config: Config) -> dict[str, dict[str, Any]]:
-    """Sampling settings by the row's purpose (see `Generate`)."""
-    rollout, heldout = config.rollout, config.eval
-    return {
-        "train": {
-            "max_tokens": rollout.max_response_length,
-            "temperature": rollout.temperature,
-            "top_p": rollout.top_p,
-            "stop": rollout.stop,
-        },
-        "heldout": {
-            "max_tokens": heldout_response_length(config),
-            "temperature": heldout.temperature,
-            "top_p": heldout.top_p,
-            "stop": rollout.stop,
-        },
-    }
 
 
 def learner_scaling(rank: Demand) -> ScalingConfig:

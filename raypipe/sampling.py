@@ -20,9 +20,9 @@ from raypipe.console import Console
 from raypipe.pipeline import build_plan
 from raypipe.plans import Group, group_blocks
 from raypipe.prompts import Prompt
+from raypipe.residents import ResidentActors, ray_session, sampling_settings
 from raypipe.resources import Demand
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, PROMPT_COLUMNS
-from raypipe.runtime import ResidentActors, ray_session, sampling_settings
 from raypipe.sample_files import TOKEN_COLUMNS
 
 Row = dict[str, Any]

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from raypipe.batching import lay_out, micro_batches
+from raypipe.batching import lay_out, split
 from raypipe.config import Config
-from raypipe.modeling import compute_dtype, load_critic, load_policy, row_tokens
+from raypipe.modeling import compute_dtype, layout, load_critic, load_policy
 from raypipe.weights import Bucket, load_bucket
 
 
@@ -29,17 +29,16 @@ class ScoringModel:
         module: Any = load_critic(config.critic.path or model.path, model) if self.is_critic else load_policy(model)
         self.dtype = compute_dtype(model.dtype, self.device)
         self.module = module.to(self.device, self.dtype).eval().requires_grad_(False)
-        self.row_tokens = row_tokens(self.module, model.attention, self.device, config.scorer.micro_batch_tokens)
+        self.layout = layout(self.module, model.attention, self.device, config.scorer.micro_batch_tokens)
 
     @torch.no_grad()
     def forward(self, samples: list[dict[str, Any]]) -> list[list[float]]:
         """One float a response token of each sample, in micro-batches of scorer.micro_batch_tokens."""
-        lengths = [len(sample["prompt_ids"]) + len(sample["response_ids"]) for sample in samples]
+        pairs = [(sample["prompt_ids"], sample["response_ids"]) for sample in samples]
         found: list[list[float]] = [[] for _ in samples]
-        for rows in micro_batches(lengths, self.config.scorer.micro_batch_tokens, self.row_tokens):
-            pairs = [[(samples[i]["prompt_ids"], samples[i]["response_ids"]) for i in row] for row in rows]
+        for rows in split(pairs, self.config.scorer.micro_batch_tokens, self.layout):
             indices = [i for row in rows for i in row]
-            batch = lay_out(pairs, self.device)
+            batch = lay_out([[pairs[i] for i in row] for row in rows], self.device, self.layout.shares_prompts)
             if self.is_critic:
                 values_N = self.module(batch)
             else:

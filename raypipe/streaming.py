@@ -1,9 +1,10 @@
 """The streaming epoch: train on what has a whole group behind it while other samples are still generated and graded.
 
-In: rows as they reach this rank. Out: the same gradient, to rounding, as from all rows at once. Ranks work in rounds.
-In each they tell one another what has arrived and how many micro-batches they could fill, and then all run the largest
-such number, so that FSDP's collectives match. A mini-batch gets its optimizer step once all its groups are in; what
-arrives for later ones waits.
+In: rows as they reach this rank. Out: the same gradient, to rounding, as from all rows at once. Micro-batches form
+naturally: a full one is trained on at once, and a smaller one when nothing else has come to do. Ranks work in rounds:
+each tells the others what has arrived and how many micro-batches it asks for, and then all run the largest such number,
+so that FSDP's collectives match. A mini-batch gets its optimizer step once all its groups are in; what arrives for
+later ones waits.
 """
 
 import time
@@ -70,19 +71,19 @@ def stream(learner: "Learner", take: Take, spans: Spans) -> tuple[Rows, Rows]:
         whole = mini < count and arrivals.is_complete(mini)
         with spans("wait for rows"):
             found, ended = ([], True) if ended else take(0.0 if whole else PATIENCE_S)
-            batches = learner.split(ready[mini]) if mini < count and (whole or is_full(learner, ready[mini])) else []
-            told = learner.gather((learner.examine(found), ended, len(batches), learner.stopping()))
+            batches = learner.split(ready[mini]) if mini < count else []
+            wanted = len(batches) if whole or not found else max(0, len(batches) - 1)  # the last may still grow
+            told = learner.gather((learner.examine(found), ended, wanted, learner.stopping()))
         if learner.untouched and any(stop for *_, stop in told):
             raise Stopped
         rows += found
         incomplete |= {row["sample_id"]: row for row in found}
-        runs = max(wanted for _, _, wanted, _ in told)
+        runs = max(asked for _, _, asked, _ in told)
         all_ended = all(end for _, end, _, _ in told)
         if runs or whole:
             with spans("train"):
-                learner.micro_steps(batches, runs)
-                if batches:
-                    ready[mini] = []
+                learner.micro_steps(batches[:runs], runs)
+                ready[mini] = [row for batch in batches[runs:] for line in batch for row in line]
                 if whole:
                     learner.step()
                     mini += 1
@@ -94,9 +95,3 @@ def stream(learner: "Learner", take: Take, spans: Spans) -> tuple[Rows, Rows]:
             ready[row["mini_batch"]].append(row)
             trained.append(row)
     return rows, trained
-
-
-def is_full(learner: "Learner", rows: Rows) -> bool:
-    """Whether `rows` fill a micro-batch."""
-    tokens = sum(len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows)
-    return tokens >= learner.config.train.micro_batch_tokens

@@ -71,8 +71,9 @@ def run(config: Config, inputs: "Inputs") -> Path:
     from raypipe.console import Console
     from raypipe.logbook import Logbook, bad_steps_so_far
     from raypipe.loggers import open_loggers
+    from raypipe.residents import ray_session
     from raypipe.run_folder import open_run
-    from raypipe.runtime import Runtime, ray_session
+    from raypipe.runtime import Runtime
     from raypipe.targets import why_not_streaming
 
     folder = open_run(config, dataclasses.asdict(config))

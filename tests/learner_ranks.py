@@ -12,6 +12,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from raypipe import checkpoint
+from raypipe.batching import Layout
 from raypipe.config import Config
 from raypipe.learner import Learner, Trainee
 from raypipe.streaming import Spans, Take
@@ -25,17 +26,23 @@ class Job(NamedTuple):
     config: Config
     iterations: list[list[list[dict]]]
     chunk: int = 1_000_000  # rows that arrive together
-    row_tokens: int | None = None  # another layout than the learner chooses
+    pauses: bool = False  # nothing comes for a while after each chunk
+    layout: Layout | None = None  # another than the learner chooses
     load: Path | None = None
     save: Path | None = None
 
 
-def in_chunks(rows: list[dict], chunk: int) -> Take:
+def in_chunks(rows: list[dict], chunk: int, pauses: bool = False) -> Take:
     """Rows as a feed would deliver them, `chunk` at a time."""
-    rest = list(rows)
+    rest, pause = list(rows), False
 
     def take(seconds: float) -> tuple[list[dict], bool]:
+        nonlocal pause
+        if pause:
+            pause = False
+            return [], False
         found, rest[:] = rest[:chunk], rest[chunk:]
+        pause = pauses
         return found, not rest
 
     return take
@@ -46,7 +53,7 @@ def parameters(trainee: Trainee) -> dict[str, np.ndarray]:
 
 
 def train_on_ranks(world: int, jobs: dict[str, Job]) -> dict[str, dict[str, Any]]:
-    """Each job's {"parameters", "metrics"} (and "critic") by its name, as rank 0 of `world` saw them."""
+    """Each job's {"parameters", "metrics", "spans"} (and "critic") by its name, as rank 0 of `world` saw them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -75,16 +82,17 @@ def _rank(rank: int, world: int, port: int, jobs: dict[str, Job], result: Path) 
     found = {}
     for name, job in jobs.items():
         learner = Learner(job.config, torch.device("cpu"))
-        if job.row_tokens is not None:
-            learner.row_tokens = job.row_tokens
+        if job.layout:
+            learner.layout = job.layout
         start = checkpoint.load(job.load, learner).iteration if job.load else 0
+        spans = Spans()
         metrics = [
-            learner.iterate(i, in_chunks(rows[rank], job.chunk), Spans())["metrics"]
+            learner.iterate(i, in_chunks(rows[rank], job.chunk, job.pauses), spans)["metrics"]
             for i, rows in enumerate(job.iterations, start)
         ]
         if job.save:
             save_checkpoint(job.save, start + len(job.iterations), learner)
-        found[name] = {"parameters": parameters(learner.policy), "metrics": metrics}
+        found[name] = {"parameters": parameters(learner.policy), "metrics": metrics, "spans": spans.collect()}
         if learner.critic:
             found[name]["critic"] = parameters(learner.critic)
     if rank == 0:

@@ -23,8 +23,9 @@ from raypipe.config import Config
 from raypipe.config_file import load_config
 from raypipe.engines.vllm import start_engines
 from raypipe.grading.dispatcher import start_dispatcher
+from raypipe.residents import start_ray
 from raypipe.resources import demands, find_machine, missing
-from raypipe.runtime import learner_scaling, start_ray
+from raypipe.runtime import learner_scaling
 from raypipe.scorer import start_scorers
 
 PLACED = ("VLLMEngine", "Scorer", "GraderHost", "RayTrainWorker")

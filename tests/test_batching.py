@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
-from raypipe.batching import lay_out, micro_batches, pad_tokens
+from raypipe.batching import Layout, bundle, lay_out, micro_batches, pad_tokens, split
 from raypipe.losses import AGGREGATIONS, count, gspo, ppo_clip, token_weights
-from raypipe.modeling import Policy, keeps_samples_apart
+from raypipe.modeling import Policy, keeps_samples_apart, shares_prompts
 
 
 def width(lengths, rows):
@@ -106,6 +106,48 @@ def test_pad_tokens_aligns_a_column_with_the_responses():
         pad_tokens([[0.5], [2.0, 1.0], []], batch)  # the right total, the wrong rows
 
 
+def test_a_shared_prompt_by_hand():
+    # "a b | c d" and "a b | e" share a b; "a | b" after them does not, and f stands in the second row.
+    batch = lay_out([[([1, 2], [3, 4]), ([1, 2], [5]), ([1], [2])], [([6], [])]], shares_prompts=True)
+    assert batch.input_ids_RL.tolist() == [[1, 2, 3, 4, 5, 1, 2], [6, 0, 0, 0, 0, 0, 0]]
+    assert batch.position_ids_RL.tolist() == [[0, 1, 2, 3, 2, 0, 1], [0, 0, 0, 0, 0, 0, 0]]
+    assert batch.select_N.tolist() == [1, 2, 1, 5]
+    assert batch.targets_N.tolist() == [3, 4, 5, 2]
+    assert batch.n_tokens == 8
+    seen = [[j for j in range(7) if row[j]] for row in batch.attention_mask[0, 0].tolist()]
+    assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [5], [5, 6]]
+    assert batch.attention_mask[1, 0].any(-1).all()  # padding sees something, or attention would not be a number
+
+
+def test_without_a_prompt_twice_in_a_row_nothing_is_shared():
+    rows = [[([1], [2]), ([3], [4]), ([1], [5])], [([1], [6])]]
+    for shared, plain in zip(
+        vars(lay_out(rows, shares_prompts=True)).values(), vars(lay_out(rows)).values(), strict=True
+    ):
+        assert torch.equal(shared, plain) if isinstance(plain, torch.Tensor) else shared == plain
+
+
+def test_bundles_by_hand():
+    samples = [([1, 2], [3] * 4), ([9], [3]), ([1, 2], [3]), ([1, 2], [3] * 2), ([1, 2], []), ([1, 2], [3] * 20)]
+    # 2 + 4 + 1 tokens leave no room for 2 more in 8; what is longer than a bundle may be is alone.
+    assert bundle(samples, 8) == [[0, 2], [1], [3, 4], [5]]
+    assert bundle(samples, 100) == [[0, 2, 3, 4, 5], [1]]
+    # The last sample makes rows 22 long: all others fit into one, with their prompt once.
+    assert split(samples, 100, Layout(8, True)) == [[[5], [0, 2, 3, 4, 1]]]
+    assert split(samples, 100, Layout(8, False)) == micro_batches([6, 2, 3, 4, 2, 22], 100, 8)
+
+
+@pytest.mark.parametrize("row_tokens", [256, 4096])
+@pytest.mark.parametrize("budget", [100, 2048])
+def test_every_sample_is_in_one_micro_batch_with_shared_prompts(row_tokens, budget):
+    samples = [([i % 40] * 20, [0] * (length // 8)) for i, length in enumerate(random_lengths(300))]
+    plan = split(samples, budget, Layout(row_tokens, True))
+    assert sorted(i for rows in plan for row in rows for i in row) == list(range(300))
+    for rows in plan:
+        batch = lay_out([[samples[i] for i in row] for row in rows], shares_prompts=True)
+        assert batch.input_ids_RL.numel() <= budget or [len(row) for row in rows] == [1]
+
+
 def test_an_empty_prompt_is_refused_and_named():
     with pytest.raises(ValueError, match="sample 1 has an empty prompt"):
         lay_out([[([1], [2]), ([], [3])]])
@@ -146,7 +188,7 @@ def random_rows(n=8, seed=0):
 def response_logprobs(model, batch):
     """Log-probs [B, T] the way a learner computes them: the head runs on response positions only."""
     hidden_RLH = model.model(
-        batch.input_ids_RL, position_ids=batch.position_ids_RL, use_cache=False
+        batch.input_ids_RL, batch.attention_mask, batch.position_ids_RL, use_cache=False
     ).last_hidden_state  # fmt: skip
     logprobs_NV = model.lm_head(batch.select(hidden_RLH)).log_softmax(-1)
     return batch.unpack(logprobs_NV.gather(1, batch.targets_N[:, None])[:, 0])
@@ -162,6 +204,41 @@ def test_logprobs_equal_the_model_run_on_each_sample(model, rows):
         expected = [logprobs_LV[len(prompt) - 1 + t, token].item() for t, token in enumerate(response)]
         assert found_BT[b, : len(response)].tolist() == pytest.approx(expected, abs=1e-12)
         assert (found_BT[b, len(response) :] == 0).all()
+
+
+# Families by what their layers see: everything, with the head's capping or not; a window in some or all layers.
+FAMILIES = {
+    "llama": {}, "qwen2": {}, "qwen3": {}, "gemma": {}, "gpt_neox": {}, "phi3": {}, "olmo2": {}, "granite": {},
+    "qwen2 with a window": {"use_sliding_window": True, "max_window_layers": 1}, "gemma2": {}, "gemma3_text": {},
+    "mistral": {"sliding_window": 8},
+}  # fmt: skip
+WINDOWED = {"qwen2 with a window", "gemma2", "gemma3_text", "mistral"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_samples_that_share_a_prompt_get_the_log_probs_that_they_get_alone(family):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family.split()[0], vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=2, num_key_value_heads=1, pad_token_id=0, eos_token_id=1, bos_token_id=1,
+        **FAMILIES[family],
+    )  # fmt: skip
+    policy = Policy(AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval().double())
+    assert shares_prompts(policy, "sdpa") == (family not in WINDOWED)
+    assert not shares_prompts(policy, "eager") and not shares_prompts(policy, "flash_attention_2")
+    if family in WINDOWED:
+        return
+    draw = random.Random(1)
+    first, second = [draw.randrange(50) for _ in range(7)], [draw.randrange(50) for _ in range(3)]
+    samples = [
+        (p, [draw.randrange(50) for _ in range(n)]) for p, n in [(first, 5), (first, 0), (first, 3), (second, 4)]
+    ]
+    samples += [(second, [draw.randrange(50) for _ in range(6)])]
+    with torch.no_grad():
+        alone_N, _ = policy(lay_out([[sample] for sample in samples]), 0.7)
+        for rows in ([samples], [samples[:3], samples[3:]]):
+            shared_N, _ = policy(lay_out(rows, shares_prompts=True), 0.7)
+            torch.testing.assert_close(shared_N, alone_N, rtol=0, atol=1e-5)
 
 
 def test_a_family_that_looks_at_the_whole_row_is_found_out(model):

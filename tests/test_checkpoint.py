@@ -81,7 +81,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path, t
 
 def test_a_checkpoint_of_two_ranks_goes_on_on_one_and_the_other_way_round(tmp_path):
     model = save_model(tiny_model(), tmp_path / "model")
-    config = config_for(model, PPO)
+    config = config_for(model, PPO, lr=1e-4)  # see `recipe_jobs`
 
     def job(ranks: int, iterations: range, **changes: Path) -> Job:
         return Job(config, [deal(rollouts(i), ranks) for i in iterations], **changes)

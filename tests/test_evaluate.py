@@ -144,7 +144,7 @@ def made(workplace, ray_session) -> Path:
     """One engine start: an evaluation with samples, a greedy one, its repetition, and a generation."""
     from raypipe.pipeline import build_plan
     from raypipe.preflight import preflight_sampling
-    from raypipe.runtime import ResidentActors
+    from raypipe.residents import ResidentActors
 
     def config(*overrides: str) -> Config:
         return load_config(workplace / "config.yaml", list(overrides), evaluate.check_evaluation)

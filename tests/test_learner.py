@@ -12,7 +12,7 @@ from tiny_models import save_model, tiny_model
 from transformers import AutoModelForCausalLM
 
 from raypipe import advantages, modeling
-from raypipe.batching import lay_out
+from raypipe.batching import Layout, lay_out
 from raypipe.config import (
     AlgorithmConfig,
     Config,
@@ -102,6 +102,7 @@ def recipe_jobs(model: Path, ranks: int, chunk: int, **train: object) -> dict[st
             config_for(model, algorithm, **{"mini_batches": 2, "lr": 1e-4, **train}),
             [deal(rollouts(i), ranks, seed=ranks + chunk) for i in range(3)],
             chunk,
+            pauses=True,
         )
         for name, algorithm in RECIPES.items()
     }
@@ -116,12 +117,14 @@ def one_rank(model) -> dict[str, dict]:
         "reference": Job(config, [deal(rollouts(i), 1) for i in range(3)]),
         "one at a time": Job(config, [deal(rollouts(i), 1, seed=5) for i in range(3)], chunk=1),
         "waits": Job(config_for(model, stream=False), [deal(rollouts(i), 1, seed=5) for i in range(3)], chunk=3),
-        "padded": Job(config, [deal(rollouts(i), 1) for i in range(3)], row_tokens=0),
-        "one long row": Job(config, [deal(rollouts(i), 1) for i in range(3)], row_tokens=1_000_000),
+        "padded": Job(config, [deal(rollouts(i), 1) for i in range(3)], layout=Layout(0, False)),
+        "packed": Job(config, [deal(rollouts(i), 1) for i in range(3)], layout=Layout(256, False)),
+        "one long row": Job(config, [deal(rollouts(i), 1) for i in range(3)], layout=Layout(1_000_000, True)),
         "small micro-batches": Job(
             config_for(model, micro_batch_tokens=28), [deal(rollouts(i), 1, seed=3) for i in range(3)]
         ),
         "one iteration": Job(config, [[rows]]),
+        "a group at a time": Job(config_for(model, micro_batch_tokens=1_000_000), [[rows]], chunk=4, pauses=True),
         "two mini-batches": Job(config_for(model, mini_batches=2), [[rows]]),
         "two halves": Job(
             config,
@@ -240,7 +243,7 @@ def test_recipes_differ(one_rank):
             assert largest_difference(a, b) > 1e-5
 
 
-@pytest.mark.parametrize("name", ["one at a time", "waits", "padded", "one long row"])
+@pytest.mark.parametrize("name", ["one at a time", "waits", "padded", "packed", "one long row"])
 def test_arrival_and_layout_do_not_matter(one_rank, name):
     assert largest_difference(one_rank["reference"]["parameters"], one_rank[name]["parameters"]) < 1e-5
 
@@ -292,6 +295,12 @@ def test_a_rank_without_usable_rows_stays_in_step(one_rank, two_ranks, name):
 def test_small_micro_batches_and_another_order_give_the_same_parameters(one_rank):
     small = one_rank["small micro-batches"]
     assert largest_difference(one_rank["reference"]["parameters"], small["parameters"]) < 1e-5
+
+
+def test_a_group_is_trained_on_when_nothing_else_has_come(one_rank):
+    job = one_rank["a group at a time"]
+    assert largest_difference(one_rank["one iteration"]["parameters"], job["parameters"]) < 1e-5
+    assert [span["name"] for span in job["spans"]].count("train") >= 4
 
 
 def test_sharded_training_equals_a_plain_torch_loop(model, one_rank):

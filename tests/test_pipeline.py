@@ -198,7 +198,7 @@ def test_prompts_without_signal_are_replaced_from_the_reserve(ray_session):
 def test_the_slowest_groups_are_cut_off_once_there_are_enough(ray_session):
     plain = config_for("enough", prompts=6, n=2, iterations=2, grain=0)
     config = dataclasses.replace(plain, rollout=dataclasses.replace(plain.rollout, overprovision=0.4))
-    with scripted_run(config, heldout=3, seconds=(0.5, 20.0)) as run:
+    with scripted_run(config, heldout=3, seconds=(0.5, 10.0)) as run:
         feed = run.feed()
         for iteration in range(2):
             [rows] = run.rows([feed], iteration)

@@ -117,7 +117,7 @@ def test_a_run_survives_its_parts_and_stops_in_good_order(workplace):
 
 
 def test_what_does_not_answer_is_started_again_and_a_run_that_stands_still_ends(workplace):
-    run = Faults(workplace, "stalled", "watchdog.stall_s=15", "watchdog.fail_s=90", "watchdog.sample_s=30")
+    run = Faults(workplace, "stalled", "watchdog.stall_s=12", "watchdog.fail_s=50", "watchdog.sample_s=30")
     try:
         run.wait_for(1)
         run.send("GradeDispatcher", signal.SIGSTOP)
@@ -130,7 +130,7 @@ def test_what_does_not_answer_is_started_again_and_a_run_that_stands_still_ends(
         run.process.kill()
     log = run.log.read_text()
     assert run.process.returncode == 1, log[-4000:]
-    assert "error: nothing has moved for" in log and "over watchdog.fail_s=90" in log
+    assert "error: nothing has moved for" in log and "over watchdog.fail_s=50" in log
     assert "engine-0: weights" in log and "learner-0: " in log, "who does what"
     found = re.search(r"the state after (\d+) iterations is saved; the learner did not end in watchdog.stop_s", log)
     # The last checkpoint may have been on its way.
