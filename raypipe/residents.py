@@ -26,9 +26,9 @@ from raypipe.resources import Demand
 CLOSE_S, HURRIED_CLOSE_S = 20.0, 4.0
 
 
-def start_ray(config: Config, cpus: float) -> None:
+def start_ray(config: Config, cpus: float) -> str:
     """Connects to the cluster of `RAY_ADDRESS`, or starts Ray on this machine, its dashboard bound to loopback and with
-    token authentication, which is Ray's default.
+    token authentication, which is Ray's default. Returns the dashboard's address, or "" if there is none.
 
     Here CPUs are a count that Ray schedules by, not a fence, so at least the `cpus` that the run asks for are declared.
     """
@@ -45,20 +45,21 @@ def start_ray(config: Config, cpus: float) -> None:
     # Graders may be known by the current folder alone.
     path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     environment = {"env_vars": {"PYTHONPATH": path}}
-    ray.init(
+    context: Any = ray.init(
         ignore_reinit_error=True, namespace=f"raypipe/{config.run.name}", runtime_env=environment,
         logging_level=logging.ERROR, log_to_driver=config.log.workers, **local,
     )  # fmt: skip
+    return f"http://{context.dashboard_url}" if context.dashboard_url else ""
 
 
 @contextlib.contextmanager
-def ray_session(config: Config, cpus: float) -> Iterator[None]:
-    """Ray while it is open: the one that this process has already (a notebook's), else one of its own."""
+def ray_session(config: Config, cpus: float) -> Iterator[str]:
+    """Ray while it is open: the one that this process has already (a notebook's), else one of its own, with the address
+    of its dashboard."""
     own = not ray.is_initialized()
-    if own:
-        start_ray(config, cpus)
+    dashboard = start_ray(config, cpus) if own else ""
     try:
-        yield
+        yield dashboard
     finally:
         if own:
             ray.shutdown()

@@ -90,10 +90,12 @@ def run(config: Config, inputs: "Inputs") -> Path:
     cpus = sum(demand.count * demand.cpus for demand in inputs.demands)
     try:
         with (
-            ray_session(config, cpus),
+            ray_session(config, cpus) as dashboard,
             Signals() as signals,
             Runtime(config, inputs, signals, console.warn) as runtime,
         ):
+            if dashboard:
+                console.note(f"Ray's dashboard: {dashboard} (it asks for the token in ~/.ray/auth_token)")
             runtime.start_learner(folder.path)
             bad_steps = bad_steps_so_far(folder.read_metrics())
             log = Logbook(config, folder, console, tracker, bad_steps=bad_steps)
