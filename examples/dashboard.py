@@ -116,7 +116,7 @@ def picture_of_job(page: Browser, address: str, job: str, file: Path) -> None:
     page.call("Page.navigate", url=f"{address}/#/jobs/{job}")
     page.wait_for(lambda: "Ray Data Overview" in page.value("document.body.innerText"))
     page.value(
-        "[...document.querySelectorAll('*')].filter(e => e.children.length === 0 && e.innerText === 'Ray Data Overview')"
+        "[...document.querySelectorAll('*')].filter(e => !e.children.length && e.innerText === 'Ray Data Overview')"
         ".at(-1).scrollIntoView({block: 'start'})"
     )
     page.wait_for(lambda: "demo.0" in page.value("document.body.innerText"))
