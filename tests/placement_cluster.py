@@ -28,7 +28,7 @@ from raypipe.resources import demands, find_machine, missing
 from raypipe.runtime import learner_scaling
 from raypipe.scorer import start_scorers
 
-PLACED = ("VLLMEngine", "Scorer", "GraderHost", "RayTrainWorker")
+PLACED = ("VLLMEngine", "Scorer", "GraderHost", "RayTrainWorker", "WeightStore")
 
 
 def main(config_path: str, folder: str) -> None:

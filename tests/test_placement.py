@@ -119,7 +119,12 @@ def test_actors_land_where_the_config_says(tmp_path):
         "run": {"name": "placed", "dir": str(tmp_path)},
         "model": {"path": str(model)},
         "data": {"train_files": ["p.jsonl"]},
-        "engine": {"count": 2, "tensor_parallel_size": 2, "node_labels": {"pool": "engines"}},
+        "engine": {
+            "count": 2,
+            "tensor_parallel_size": 2,
+            "weight_transfer": "object_store",
+            "node_labels": {"pool": "engines"},
+        },
         "algorithm": {"kl_coef": 0.01},
         "scorer": {"num_gpus": 0, "node_labels": {"pool": "in(learners, others)"}},
         "train": {"ranks": 2, "gpus_per_rank": 0, "node_labels": {"pool": "learners"}},
@@ -142,5 +147,6 @@ def test_actors_land_where_the_config_says(tmp_path):
             "Scorer": ["learners"],
             "GraderHost": ["cpu"] * 2,
             "RayTrainWorker": ["learners"] * 2,
+            "WeightStore": ["cpu"],  # beside the driver, on the head
         },
     }

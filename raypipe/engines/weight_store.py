@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 # Ray ends a named actor when its creator drops the handle. Those who read the store know it by name alone, since an
 # actor whose arguments refer to objects cannot be relied on to start again.
@@ -37,9 +38,12 @@ class WeightStore:
 
 
 def start_store(name: str) -> None:
-    """Starts the `WeightStore` actor of that name, to live as long as this process."""
+    """Starts the `WeightStore` actor of that name, to live as long as this process and beside it: a node that dies with
+    an engine is not to take the weights along that the engine needs to come back."""
     actor: Any = ray.remote(WeightStore)
-    STORES[name] = actor.options(name=name, num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    options = actor.options(name=name, num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+    STORES[name] = options.remote()
 
 
 async def load_newest(store: str, receiver: Any) -> bool:
