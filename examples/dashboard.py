@@ -1,8 +1,8 @@
-"""Checks Ray's dashboard and Prometheus while the demo trains, and takes pictures of both for the README.
+"""Checks Ray's dashboard and Prometheus while the demo trains, and takes the README's picture of the dashboard.
 
 A real Prometheus scrapes Ray, every query of examples/grafana/raypipe.json is put to it, and a real browser opens the
-job's page on Ray's dashboard. Out: dashboard.png and prometheus.png in `--out`, and which queries have data; status 1
-if a query is not understood, or fewer than `--least` of them have data.
+job's page on Ray's dashboard. Out: dashboard.png in `--out`, and which queries have data; status 1 if a query is not
+understood, or fewer than `--least` of them have data.
 
 Needs: `python examples/make_demo.py`, chromium and prometheus (Debian: apt-get install chromium prometheus).
 
@@ -30,11 +30,11 @@ import yaml
 from browser import PROGRAM, Browser
 
 ROOT = Path(__file__).resolve().parents[1]
-# Where Ray writes what Prometheus is to scrape.
-TARGETS = "/tmp/ray/prom_metrics_service_discovery.json"
+# Where Ray writes what Prometheus is to scrape. (The file of this name in /tmp/ray may be of a session that is over.)
+TARGETS = "/tmp/ray/session_latest/prom_metrics_service_discovery.json"
 # Until a second iteration and the rates over a minute are there.
 DEADLINE_S = 240
-GRAPHS = ["ray_raypipe_live_generating", "rate(ray_raypipe_live_tokens_total[1m])", "ray_raypipe_reward_mean"]
+TEXT = "document.body ? document.body.innerText : ''"
 
 
 def free_port() -> int:
@@ -69,7 +69,7 @@ def training(folder: Path, prometheus_port: int) -> Iterator[Path]:
     log = folder / "log.txt"
     command = [
         sys.executable, "-m", "raypipe.train", "--config", str(ROOT / "configs" / "demo.yaml"), f"run.dir={folder}",
-        "run.name=demo", "run.iterations=10000", "pipeline.plans_ahead=1", "checkpoint.every=0", "log.timelines=[]",
+        "run.name=demo", "run.iterations=10000", "checkpoint.every=0", "log.timelines=[]", "log.dashboard=true",
     ]  # fmt: skip
     environment = os.environ | {"RAY_PROMETHEUS_HOST": f"http://127.0.0.1:{prometheus_port}"}
     with log.open("w") as out:
@@ -110,27 +110,26 @@ def queries() -> list[str]:
 
 
 def picture_of_job(page: Browser, address: str, job: str, file: Path) -> None:
-    """The page of the job on Ray's dashboard, its datasets' stages unfolded."""
+    """The job's datasets on Ray's dashboard, the stages of the newest unfolded."""
     token = (Path.home() / ".ray" / "auth_token").read_text().strip()
     page.call("Network.setCookie", name="ray-authentication-token", value=token, url=address)
     page.call("Page.navigate", url=f"{address}/#/jobs/{job}")
-    page.wait_for(lambda: "Ray Data Overview" in page.value("document.body.innerText"))
-    page.value(
-        "[...document.querySelectorAll('*')].filter(e => !e.children.length && e.innerText === 'Ray Data Overview')"
-        ".at(-1).scrollIntoView({block: 'start'})"
-    )
-    page.wait_for(lambda: "demo.0" in page.value("document.body.innerText"))
+    page.wait_for(lambda: "Ray Data Overview" in page.value(TEXT))
+    page.value("[...document.querySelectorAll('h4')].find(e => e.innerText === 'Ray Data Overview').click()")
+    page.wait_for(lambda: "demo.0" in page.value(TEXT))
     # The newest dataset's row unfolds to its operators.
     page.value(
-        "document.querySelectorAll('table')[0].querySelector('tbody tr svg, tbody tr button').parentElement.click()"
+        "[...document.querySelectorAll('svg')].find(e => (e.querySelector('title')?.textContent || '')"
+        ".startsWith('Expand Dataset')).dispatchEvent(new MouseEvent('click', {bubbles: true}))"
     )
-    page.wait_for(lambda: "Generate" in page.value("document.body.innerText"))
+    page.wait_for(lambda: "Generate" in page.value(TEXT))
+    page.value("document.querySelector('table').scrollIntoView({block: 'center', behavior: 'instant'})")
     page.picture(file)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder for the pictures")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder for the picture")
     parser.add_argument("--least", type=int, default=30, help="queries that must have data")
     options = parser.parse_args()
     for program in (PROGRAM, shutil.which("prometheus")):
@@ -139,7 +138,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     port = free_port()
     with tempfile.TemporaryDirectory() as name, training(Path(name), port) as log, prometheus(Path(name), port):
-        wait_for(lambda: "dashboard: http" in log.read_text(), f"the dashboard's address in {log.read_text()}")
+        wait_for(lambda: "dashboard: http" in log.read_text(), "the dashboard's address")
         address = re.search(r"dashboard: (http://[\w.:]+)", log.read_text()).group(1)
         wait_for(
             lambda: (ask(port, "ray_raypipe_reward_mean").get("data") or {}).get("result"), "ray_raypipe_reward_mean"
@@ -147,13 +146,6 @@ def main() -> int:
         time.sleep(60)  # for rates over a minute
         answers = {query: ask(port, query) for query in queries()}
         with Browser(Path(name) / "profile", 1400, 1000) as page:
-            graphs = "&".join(
-                f"g{i}.expr={urllib.parse.quote(query)}&g{i}.tab=0&g{i}.range_input=3m"
-                for i, query in enumerate(GRAPHS)
-            )
-            page.call("Page.navigate", url=f"http://127.0.0.1:{port}/classic/graph?{graphs}")
-            time.sleep(5)
-            page.picture(options.out / "prometheus.png")
             picture_of_job(page, address, "01000000", options.out / "dashboard.png")
     wrong = [query for query, answer in answers.items() if answer["status"] != "success"]
     filled = [query for query, answer in answers.items() if answer["status"] == "success" and answer["data"]["result"]]

@@ -51,6 +51,9 @@ def set_environment(config: Config) -> None:
 
 # Prompt tokens that an engine on CPU reads in one step.
 CPU_BATCHED_TOKENS = 4096
+# Tokens of a block of an engine's cache on CPU. vLLM's 128 are longer than many prompts, of which only whole blocks are
+# computed once for all samples; it wants a multiple of 32.
+CPU_BLOCK_TOKENS = 32
 
 
 def engine_args(config: Config, object_store: bool) -> dict[str, Any]:
@@ -70,6 +73,7 @@ def engine_args(config: Config, object_store: bool) -> dict[str, Any]:
             # generator cannot do: the engine would die. Whole prompts, then.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(longest, CPU_BATCHED_TOKENS),
+            "block_size": CPU_BLOCK_TOKENS,
         }
     return device | {
         "model": config.model.path,
