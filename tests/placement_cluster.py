@@ -45,7 +45,10 @@ def main(config_path: str, folder: str) -> None:
         machine = find_machine()
         lacks = missing(demands(config, machine), machine)
         placed = place(config, machine, folder)
-        print(json.dumps({"lacks": lacks, "placed": placed}))
+        # Of the nodes of one machine the driver is connected to any.
+        here = ray.get_runtime_context().get_node_id()
+        driver = next(node["Labels"]["pool"] for node in ray.nodes() if node["NodeID"] == here)
+        print(json.dumps({"lacks": lacks, "placed": placed, "driver": driver}))
     finally:
         ray.shutdown()
         nodes.shutdown()

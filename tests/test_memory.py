@@ -44,21 +44,29 @@ def hold(bytes_, ready):
     del held
 
 
+def hold_in_a_child(bytes_, ready):
+    child = multiprocessing.get_context("spawn").Process(target=hold, args=(bytes_, ready), daemon=True)
+    child.start()
+    child.join()
+
+
 def test_a_tree_counts_each_process_and_what_it_holds_alone():
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
-    before = sum(tree_bytes(psutil.Process()).values())
-    child = context.Process(target=hold, args=(200 * MIB, ready))
-    child.start()
+    root = context.Process(target=hold_in_a_child, args=(200 * MIB, ready))
+    root.start()
+    processes = [psutil.Process(root.pid)]
     try:
         assert ready.wait(60)
-        after = sum(tree_bytes(psutil.Process()).values())
+        processes += processes[0].children(recursive=True)
+        held, alone = sum(tree_bytes(processes[0]).values()), own_bytes(processes[0])
     finally:
-        child.kill()
-        child.join()
-    assert 200 * MIB <= after - before < 500 * MIB
+        for process in reversed(processes):
+            process.kill()
+        root.join()
+    assert 200 * MIB <= held - alone < 500 * MIB
     with pytest.raises(psutil.Error):
-        own_bytes(psutil.Process(child.pid))
+        own_bytes(psutil.Process(root.pid))
 
 
 class Scorer:

@@ -147,6 +147,7 @@ def test_actors_land_where_the_config_says(tmp_path):
             "Scorer": ["learners"],
             "GraderHost": ["cpu"] * 2,
             "RayTrainWorker": ["learners"] * 2,
-            "WeightStore": ["cpu"],  # beside the driver, on the head
+            "WeightStore": [found["driver"]],
         },
+        "driver": found["driver"],
     }

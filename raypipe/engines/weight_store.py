@@ -41,7 +41,7 @@ def start_store(name: str) -> None:
     """Starts the `WeightStore` actor of that name, to live as long as this process and beside it: a node that dies with
     an engine is not to take the weights along that the engine needs to come back."""
     actor: Any = ray.remote(WeightStore)
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = actor.options(name=name, num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
     STORES[name] = options.remote()
 
