@@ -64,8 +64,8 @@ class Layout(NamedTuple):
 def split(samples: Sequence[Sample], token_budget: int, layout: Layout) -> list[list[list[int]]]:
     """Micro-batches of rows of sample indices (see `micro_batches`); what is to share a prompt stands together."""
     bundles = [[i] for i in range(len(samples))]
-    if layout.shares_prompts and samples:
-        longest = max(len(prompt) + len(response) for prompt, response in samples)
+    if layout.shares_prompts:
+        longest = max((len(prompt) + len(response) for prompt, response in samples), default=0)
         bundles = bundle(samples, min(max(layout.row_tokens, longest), token_budget))
     lengths = [len(samples[members[0]][0]) + sum(len(samples[i][1]) for i in members) for members in bundles]
     return [
@@ -187,8 +187,8 @@ def lay_out(
     select_N[firsts_B[some_B]] = prompt_ends_B[prompt_K[is_response_K]][some_B]
     mask = None
     if len(pieces) < 2 * len(responses_B):
-        prompt_RL = in_rows(prompt_K.repeat_interleave(lengths_K), -1)
-        mask = _sees(prompt_RL, in_rows(response_K.repeat_interleave(lengths_K), -1)).to(device)
+        prompt_RL, response_RL = (in_rows(of_K.repeat_interleave(lengths_K), -1) for of_K in (prompt_K, response_K))
+        mask = _sees(prompt_RL.to(device), response_RL.to(device))  # L times as large as what it is made of
     return Batch(
         input_ids_RL=input_ids_RL.to(device),
         position_ids_RL=in_rows(_ranges(position_K, lengths_K), 0).to(device),
@@ -236,7 +236,8 @@ def _sees(prompt_RL: Tensor, response_RL: Tensor) -> Tensor:
     width = prompt_RL.shape[1]
     same_prompt = prompt_RL[:, :, None] == prompt_RL[:, None, :]
     shown = (response_RL[:, None, :] == -1) | (response_RL[:, :, None] == response_RL[:, None, :])
-    return (same_prompt & shown & torch.ones(width, width, dtype=torch.bool).tril())[:, None]
+    not_after = torch.ones(width, width, dtype=torch.bool, device=prompt_RL.device).tril()
+    return (same_prompt & shown & not_after)[:, None]
 
 
 def pad_tokens(rows: Sequence[Ids], batch: Batch, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -201,7 +201,8 @@ class Learner:
             self.critic = self.trainee(module, critic.lr, critic.grad_clip)
         self.modes = {"policy": config.algorithm.loss_agg, "critic": "token_mean"}  # what their means are over
         self.kl_coef = config.algorithm.kl_coef
-        self.layout = layout(self.policy.module, config.model.attention, device, train.micro_batch_tokens)
+        modules = [trainee.module for trainee in checkpoint.trainees_of(self).values()]
+        self.layout = layout(modules, config.model.attention, device, train.micro_batch_tokens)
         self.streams = not targets.why_not_streaming(config)
         self.stopping: Callable[[], bool] = lambda: False  # whether the run is to end
         self.worked: Callable[[], None] = lambda: None  # told of each micro-batch

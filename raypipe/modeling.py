@@ -8,7 +8,7 @@ Shapes: N response tokens, H hidden, V vocabulary; R rows of L tokens as in `bat
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,21 +131,22 @@ def shares_prompts(module: nn.Module, attention: str) -> bool:
     """
     model: Any = module.model
     config = model.config.get_text_config()
-    windows = getattr(config, "sliding_window", None) or {*(getattr(config, "layer_types", None) or ())} - {
-        "full_attention"
-    }
-    return attention == "sdpa" and model._supports_attention_backend and not windows
+    layer_types = getattr(config, "layer_types", None) or ()
+    has_window = getattr(config, "sliding_window", None) or any(kind != "full_attention" for kind in layer_types)
+    return attention == "sdpa" and model._supports_attention_backend and not has_window
 
 
-def layout(module: nn.Module, attention: str, device: torch.device, token_budget: int) -> Layout:
-    """How micro-batches of at most `token_budget` tokens are laid out for a `Policy` or `Critic`; all ranks call it."""
-    if not keeps_samples_apart(module, device):
+def layout(modules: Sequence[nn.Module], attention: str, device: torch.device, token_budget: int) -> Layout:
+    """How micro-batches of at most `token_budget` tokens are laid out so that each of `modules`, policies and critics,
+    computes them right; all ranks call it."""
+    if not all(keeps_samples_apart(module, device) for module in modules):
         return Layout(0, shares_prompts=False)
     if attention == "flash_attention_2":  # reads one long row sample by sample; the others compute its square
         return Layout(token_budget, shares_prompts=False)
-    model: Any = module.model
-    hidden = model.config.get_text_config().hidden_size
-    return Layout(max(ROW_TOKENS, int(ROW_TOKENS_OF_HIDDEN * hidden)), shares_prompts(module, attention))
+    models: list[Any] = [module.model for module in modules]
+    hidden = min(model.config.get_text_config().hidden_size for model in models)
+    row_tokens = max(ROW_TOKENS, int(ROW_TOKENS_OF_HIDDEN * hidden))
+    return Layout(row_tokens, all(shares_prompts(module, attention) for module in modules))
 
 
 def load_policy(config: ModelConfig) -> Policy:

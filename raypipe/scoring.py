@@ -29,7 +29,7 @@ class ScoringModel:
         module: Any = load_critic(config.critic.path or model.path, model) if self.is_critic else load_policy(model)
         self.dtype = compute_dtype(model.dtype, self.device)
         self.module = module.to(self.device, self.dtype).eval().requires_grad_(False)
-        self.layout = layout(self.module, model.attention, self.device, config.scorer.micro_batch_tokens)
+        self.layout = layout([self.module], model.attention, self.device, config.scorer.micro_batch_tokens)
 
     @torch.no_grad()
     def forward(self, samples: list[dict[str, Any]]) -> list[list[float]]:

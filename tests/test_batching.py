@@ -5,11 +5,19 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
 
 from raypipe.batching import Layout, bundle, lay_out, micro_batches, pad_tokens, split
 from raypipe.losses import AGGREGATIONS, count, gspo, ppo_clip, token_weights
-from raypipe.modeling import Policy, keeps_samples_apart, shares_prompts
+from raypipe.modeling import Critic, Policy, keeps_samples_apart, layout, shares_prompts
 
 
 def width(lengths, rows):
@@ -239,6 +247,17 @@ def test_samples_that_share_a_prompt_get_the_log_probs_that_they_get_alone(famil
         for rows in ([samples], [samples[:3], samples[3:]]):
             shared_N, _ = policy(lay_out(rows, shares_prompts=True), 0.7)
             torch.testing.assert_close(shared_N, alone_N, rtol=0, atol=1e-5)
+
+
+def test_a_policy_and_a_critic_of_another_family_get_what_both_compute_right(model):
+    config = AutoConfig.for_model(
+        "mistral", vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=8, num_labels=1,
+    )  # fmt: skip
+    critic = Critic(AutoModelForTokenClassification.from_config(config, attn_implementation="sdpa").eval().double())
+    cpu = torch.device("cpu")
+    assert layout([Policy(model)], "sdpa", cpu, 1000) == Layout(256, shares_prompts=True)
+    assert layout([Policy(model), critic], "sdpa", cpu, 1000) == Layout(256, shares_prompts=False)
 
 
 def test_a_family_that_looks_at_the_whole_row_is_found_out(model):

@@ -187,10 +187,9 @@ def test_ppo_with_a_critic_a_reference_and_stale_samples(workplace, first):
     newest = max((workplace.folder / "runs/first/checkpoints").glob("step_*"), key=lambda path: int(path.name[5:]))
     done = workplace.train(
         "run.name=ppo", f"model.path={newest / 'hf'}", "run.iterations=3", "data.train_batch_size=16", "rollout.n=2",
-        "algorithm.adv_estimator=gae",
-        "algorithm.kl_coef=0.01", "algorithm.kl_in=reward", "critic.lr=1e-2", "pipeline.max_staleness=1",
-        "pipeline.plans_ahead=2", "pipeline.inflight_update=true", "train.ranks=2", "train.mini_batches=2",
-        "model.lora_rank=8",
+        "algorithm.adv_estimator=gae", "algorithm.kl_coef=0.01", "algorithm.kl_in=reward", "critic.lr=1e-2",
+        "pipeline.max_staleness=1", "pipeline.plans_ahead=2", "pipeline.inflight_update=true", "train.ranks=2",
+        "train.mini_batches=2", "model.lora_rank=8",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     assert "the learner waits for an iteration's last sample before it trains" in done.stdout
