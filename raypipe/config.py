@@ -275,7 +275,7 @@ class LogConfig:
     timelines: list[int] = key([1, 2], "iterations whose timeline is drawn, besides the last")
     samples: int = key(4, "best and worst samples that are saved each iteration")
     loggers: list[str] = key(
-        ["tensorboard", "prometheus"], "other places where metrics go: tensorboard, prometheus, wandb, trackio"
+        ["tensorboard"], "other places where metrics go: tensorboard, prometheus, wandb, mlflow, trackio"
     )
     quiet: bool = key(False, "no progress inside an iteration")
     workers: bool = key(False, "also print what Ray's worker processes print; it is in Ray's session folder anyway")

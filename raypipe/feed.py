@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import ray
 
 _END = object()
@@ -73,10 +74,21 @@ class Feed:
         try:
             shard = ray.get(self.server.iterator.remote(iteration, self.attempt, self.rank))
             if shard is not None:
-                for batch in shard.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
-                    out.put([row for row in batch.to_pylist() if row["finish_reason"] != "unused"])
+                for block in blocks(shard):
+                    out.put([row for row in block.to_pylist() if row["finish_reason"] != "unused"])
                     self._open(iteration + self.ahead)
             self._open(iteration + self.ahead)
             out.put(_END)
         except BaseException as error:  # handed to the rank's main thread, which raises it
             out.put(error)
+
+
+def blocks(shard: Any) -> Iterator[pa.Table]:
+    """Blocks of a split iterator, as they arrive. (Ray Data's `iter_batches` leaves a thread behind for each iterator
+    that prefetches nothing, and with prefetching a block waits for the next one.)"""
+    bundles, _, executor = shard._to_ref_bundle_iterator()
+    try:
+        for bundle in bundles:
+            yield from map(ray.get, bundle.block_refs)
+    finally:
+        shard._on_iteration_end(executor)

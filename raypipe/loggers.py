@@ -1,15 +1,18 @@
 """Other places where a run's metrics go: one function a backend, chosen by `log.loggers`.
 
 In: an iteration's metrics line, and its best, worst and failed samples (`samples.pick`). Out: a TensorBoard, Weights &
-Biases or Trackio run, and gauges for Prometheus. Decision: `metrics.jsonl` and `samples/` stay the record; these are
-views of it, in the run's folder or beside it, and need no account: W&B writes offline unless WANDB_API_KEY or
-WANDB_MODE says otherwise. A tracker that fails (a server that is gone) is told once and never ends the run.
+Biases, MLflow or Trackio run, and gauges for Prometheus. Decision: `metrics.jsonl` and `samples/` stay the record;
+these are views of it, in the run's folder or beside it, and need no account: W&B writes offline unless WANDB_API_KEY or
+WANDB_MODE says otherwise, MLflow to a file unless MLFLOW_TRACKING_URI does. A tracker that fails (a server that is
+gone) is told once and never ends the run.
 """
 
 import importlib.util
+import json
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,6 +97,41 @@ def trackio(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker
     return Tracker(log, run.finish)
 
 
+def mlflow(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
+    """A run at MLFLOW_TRACKING_URI, or in `mlflow.db` of run.dir: mlflow ui --backend-store-uri sqlite:///runs/mlflow.db"""
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param
+
+    runs, name = folder.path.parent.resolve(), os.environ.get("MLFLOW_EXPERIMENT_NAME", "raypipe")
+    client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs}/mlflow.db")
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:  # a server has a place for artifacts of its own
+        place = None if os.environ.get("MLFLOW_TRACKING_URI") else (runs / "mlflow").as_uri()
+        experiment_id = client.create_experiment(name, artifact_location=place)
+    else:
+        experiment_id = experiment.experiment_id
+    tag = {"raypipe.run": _id_of(folder.path)}
+    known = client.search_runs([experiment_id], f"tags.`raypipe.run` = '{tag['raypipe.run']}'", max_results=1)
+    run_id = (known[0] if known else client.create_run(experiment_id, run_name=folder.path.name, tags=tag)).info.run_id
+    if known:
+        client.update_run(run_id, status="RUNNING")
+    else:
+        params = [Param(key, json.dumps(value)[:MAX_TEXT]) for key, value in config.items()]
+        client.log_batch(run_id, params=params)
+
+    def log(iteration: int, metrics: Metrics, samples: Samples) -> None:
+        now = int(time.time() * 1000)
+        # Its names have no more than these characters.
+        named = [Metric(re.sub(r"[^\w\-. :/]", "_", key), value, now, iteration) for key, value in metrics.items()]
+        for start in range(0, len(named), 1000):  # the most that it takes in one call
+            client.log_batch(run_id, metrics=named[start : start + 1000])
+        if samples:
+            table = {name: [line[i] for line in _as_rows(samples)] for i, name in enumerate(COLUMNS)}
+            client.log_table(run_id, table, f"samples/{iteration:06d}.json")
+
+    return Tracker(log, lambda: client.set_terminated(run_id))
+
+
 def prometheus(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
     """Gauges that Ray exports to Prometheus beside its own, as ray_raypipe_reward_mean{run="..."} and so on; the
     dashboard examples/grafana/raypipe.json shows them."""
@@ -123,6 +161,7 @@ BACKENDS: dict[str, tuple[Callable[[RunFolder, Mapping[str, Any], int], Tracker]
     "tensorboard": (tensorboard, "tensorboardX"),
     "prometheus": (prometheus, "ray"),
     "wandb": (wandb, "wandb"),
+    "mlflow": (mlflow, "mlflow"),
     "trackio": (trackio, "trackio"),
 }
 

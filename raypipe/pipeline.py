@@ -24,6 +24,7 @@ from ray.data._internal.execution.execution_callback import ExecutionCallback
 from ray.data.read_api import from_blocks
 
 from raypipe.config import StageConfig, stage_name
+from raypipe.plan_rows import PlanRows
 from raypipe.stages.generate import Generate
 from raypipe.stages.grade import Grade
 from raypipe.stages.own import labelled
@@ -188,7 +189,7 @@ def set_context(context: DataContext) -> None:
     context.op_resource_reservation_enabled = False
     context.max_errored_blocks = 0  # nothing is dropped silently
     context.memory_usage_poll_interval_s = None  # else each block in a stage has a thread that reads the memory in use
-    if ShortWait not in context.custom_execution_callback_classes:
-        context.custom_execution_callback_classes = [*context.custom_execution_callback_classes, ShortWait]
+    own = [callback for callback in (ShortWait, PlanRows) if callback not in context.custom_execution_callback_classes]
+    context.custom_execution_callback_classes = [*context.custom_execution_callback_classes, *own]
     context.enable_progress_bars = False
     context.print_on_execution_start = False

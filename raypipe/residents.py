@@ -20,10 +20,20 @@ from raypipe.config import Config, engine_count, grader_actors, heldout_response
 from raypipe.engines.vllm import start_engines
 from raypipe.grading.dispatcher import start_dispatcher
 from raypipe.pipeline import Workers
+from raypipe.plan_rows import start_quiet_stats
 from raypipe.resources import Demand
 
 # Seconds that resident actors have to end what they started, as a rule and after a signal.
 CLOSE_S, HURRIED_CLOSE_S = 20.0, 4.0
+
+
+# Settings of a Ray that raypipe starts, where the environment has no others. A run has more processes than cores, most
+# of them idle, and Ray would warn of each few. What Ray keeps of the past would grow with each iteration: 100,000 tasks
+# for its dashboard, and (see `start_ray`) every series of every process until a Prometheus comes for it.
+RAY_SETTINGS = {
+    "RAY_worker_maximum_startup_concurrency": "16",
+    "RAY_task_events_max_num_task_in_gcs": "10000",
+}
 
 
 def start_ray(config: Config, cpus: float) -> str:
@@ -32,24 +42,43 @@ def start_ray(config: Config, cpus: float) -> str:
 
     Here CPUs are a count that Ray schedules by, not a fence, so at least the `cpus` that the run asks for are declared.
     """
-    local: dict[str, Any] = {}
+    # Graders may be known by the current folder alone.
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))}
+    options: dict[str, Any] = {"runtime_env": {"env_vars": path}}
+    settings: dict[str, str] = {}
     if not os.environ.get("RAY_ADDRESS"):
-        # A run has more processes than cores, most of them idle; Ray would warn of each few.
-        os.environ.setdefault("RAY_worker_maximum_startup_concurrency", "16")
-        local = {
+        # Inherited, since none of the processes that Ray keeps ready would do for a runtime_env of its own: a plan
+        # would take a quarter longer to start.
+        wanted = RAY_SETTINGS | {"RAY_enable_metrics_collection": str(int("prometheus" in config.log.loggers))}
+        settings = path | {name: os.environ.get(name, value) for name, value in wanted.items()}
+        options = {
             "address": "local",  # not a cluster that happens to run here
             "num_cpus": max(len(os.sched_getaffinity(0)), math.ceil(cpus)),
             "dashboard_host": "127.0.0.1",
             "include_dashboard": config.log.dashboard,
         }
-    # Graders may be known by the current folder alone.
-    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
-    environment = {"env_vars": {"PYTHONPATH": path}}
-    context: Any = ray.init(
-        ignore_reinit_error=True, namespace=f"raypipe/{config.run.name}", runtime_env=environment,
-        logging_level=logging.ERROR, log_to_driver=config.log.workers, **local,
-    )  # fmt: skip
+    with environment(settings):
+        context: Any = ray.init(
+            ignore_reinit_error=True, namespace=f"raypipe/{config.run.name}", logging_level=logging.ERROR,
+            log_to_driver=config.log.workers, **options,
+        )  # fmt: skip
+    start_quiet_stats()
     return f"http://{context.dashboard_url}" if context.dashboard_url else ""
+
+
+@contextlib.contextmanager
+def environment(settings: dict[str, str]) -> Iterator[None]:
+    """These variables, for what is started meanwhile."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

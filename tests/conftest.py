@@ -15,15 +15,21 @@ def ray_session() -> Iterator[None]:
     """A Ray of this machine whose workers find the package and the tests' modules."""
     import ray
 
-    ray.init(
-        address="local",
-        num_cpus=8,
-        include_dashboard=False,
-        namespace="tests",
-        logging_level="ERROR",
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}},
-    )
+    from raypipe.plan_rows import start_quiet_stats
+    from raypipe.residents import environment
+
+    # Metrics come each second, not each ten, for which their tests would wait.
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    with environment({"PYTHONPATH": path, "RAY_metrics_report_interval_ms": "1000"}):
+        ray.init(
+            address="local",
+            num_cpus=8,
+            include_dashboard=False,
+            namespace="tests",
+            logging_level="ERROR",
+            log_to_driver=False,
+        )
+    start_quiet_stats()
     yield
     ray.shutdown()
 

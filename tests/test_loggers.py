@@ -8,6 +8,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -73,11 +74,11 @@ def test_prometheus_gets_the_metrics_from_ray(folder, ray_session):
     values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines}
     assert values["ray_raypipe_reward_mean"] == pytest.approx(0.2), "the last iteration's"
     assert values["ray_raypipe_reward_b"] == 1.0
-    assert all('run="run"' in line for line in lines if "_live_" not in line)
+    assert all('run="run"' in line for line in lines if line.startswith("ray_raypipe_") and "_live_" not in line)
 
 
 def scrape(wanted: str) -> list[str]:
-    """What Prometheus reads of ours from Ray, once a line begins with `wanted`."""
+    """What Prometheus reads from Ray, of ours and of Ray Data, once a line begins with `wanted`."""
     import ray
 
     (node,) = ray.nodes()
@@ -85,7 +86,8 @@ def scrape(wanted: str) -> list[str]:
     deadline = time.monotonic() + 90  # Ray's agent gathers every 10 s
     while True:
         with urllib.request.urlopen(address, timeout=10) as answer:
-            lines = [line for line in answer.read().decode().splitlines() if line.startswith("ray_raypipe_")]
+            text = answer.read().decode()
+        lines = [line for line in text.splitlines() if line.startswith(("ray_raypipe_", "ray_data_"))]
         if any(line.startswith(wanted) for line in lines):
             return lines
         assert time.monotonic() < deadline, f"Ray exports no {wanted}; it has {lines[:20]}"
@@ -126,6 +128,25 @@ def test_prometheus_gets_live_metrics_while_an_iteration_runs(ray_session):
         assert len(run.rows([feed], 1)[0]) == 8
 
 
+def test_the_rows_of_a_plan_come_from_a_process_that_ends_with_it(ray_session):
+    """Ray Data's actor of statistics would keep some 300 series of each plan for ever."""
+    with scripted_run(config_for("rows", prompts=2, n=4, iterations=1), seconds=(1.0, 10.0)) as run:
+        reader = threading.Thread(target=run.rows, args=([run.feed()], 0))
+        reader.start()
+        deadline = time.monotonic() + 60
+        generated: dict[float, set[str]] = {}
+        while max(generated, default=0.0) < 1 or min(generated) == max(generated):
+            assert time.monotonic() < deadline, generated
+            lines = [line for line in scrape("ray_raypipe_live_") if 'dataset="rows.000000' in line]
+            for line in lines:
+                if line.startswith("ray_data_output_rows{") and "Generate" in line:
+                    rows = float(line.rpartition(" ")[2])
+                    generated[rows] = {re.search(r'WorkerId="(\w+)"', line)[1] for line in lines}  # type: ignore[index]
+            time.sleep(0.2)
+        assert all(len(workers) == 1 for workers in generated.values()), generated
+        reader.join(60)
+
+
 NOT_SHOWN = ("engine_busy_seconds_total", "grade_kills_total", "grade_running")
 GRAFANA = Path(__file__).resolve().parent.parent / "examples" / "grafana" / "raypipe.json"
 
@@ -158,6 +179,27 @@ def test_wandb_is_offline_without_a_key(folder, monkeypatch):
     while next(run.glob("*.wandb")).stat().st_size < 500:
         assert time.monotonic() < deadline, "the run's file is not written"
         time.sleep(0.05)
+
+
+def test_mlflow_keeps_the_runs_of_a_folder_together_and_goes_on(folder, monkeypatch):
+    pytest.importorskip("mlflow", reason="mlflow is not installed here")
+    from mlflow import MlflowClient
+
+    for name in [name for name in os.environ if name.startswith("MLFLOW")]:
+        monkeypatch.delenv(name)
+    write(folder, "mlflow", 0, 4)
+    write(folder, "mlflow", 4, 6)
+    client = MlflowClient(f"sqlite:///{folder.path.parent}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("raypipe").experiment_id])
+    assert run.info.run_name == "run" and run.info.status == "FINISHED"
+    assert json.loads(run.data.params["train"])["lr"] == Config().train.lr
+    history = client.get_metric_history(run.info.run_id, "reward/mean")
+    assert [(metric.step, metric.value) for metric in history] == [(i, pytest.approx(i / 10)) for i in range(6)]
+    assert run.data.metrics["reward/_b_"] == 1.0, "a name that it would refuse"
+    tables = client.list_artifacts(run.info.run_id, "samples")
+    assert [Path(table.path).name for table in tables] == [f"{i:06d}.json" for i in range(6)]
+    table = json.loads(Path(client.download_artifacts(run.info.run_id, tables[0].path)).read_text())
+    assert dict(zip(table["columns"], table["data"][0], strict=True))["response"] == SAMPLE["response"]
 
 
 TRACKIO = """
@@ -197,7 +239,8 @@ def test_trackio_keeps_the_runs_of_a_folder_together(folder):
 def test_names_and_missing_packages_are_told(monkeypatch, tmp_path):
     check_loggers(["tensorboard"])
     with pytest.raises(
-        ValueError, match=r"log.loggers.1='wandbb' is not known; choose among tensorboard, prometheus, wandb, trackio"
+        ValueError,
+        match=r"log.loggers.1='wandbb' is not known; choose among tensorboard, prometheus, wandb, mlflow, trackio",
     ):
         check_loggers(["tensorboard", "wandbb"])
     monkeypatch.setitem(BACKENDS, "wandb", (BACKENDS["wandb"][0], "no_such_module"))

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -343,6 +344,18 @@ def until(condition, limit_s: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.02)
+
+
+def test_plans_that_are_over_leave_no_thread_behind(ray_session):
+    with scripted_run(config_for("threads", prompts=2, n=2, iterations=4)) as run:
+        feed, before = run.feed(), set(threading.enumerate())
+        run.open_gates(4)
+        for iteration in range(4):
+            assert len(run.rows([feed], iteration)[0]) == 4
+        deadline = time.monotonic() + 30
+        while left := set(threading.enumerate()) - before:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
 
 
 def test_the_next_plan_waits_at_the_gate(ray_session):

@@ -35,6 +35,7 @@ from raypipe.console import Console
 from raypipe.logbook import Logbook
 from raypipe.loggers import Tracker
 from raypipe.memory import MemoryWatch
+from raypipe.residents import start_ray
 from raypipe.run_folder import RunFolder, read_lines
 from raypipe.scripted import scripted_run
 
@@ -85,7 +86,7 @@ def scripted(folder: Path, iterations: int) -> list[dict[str, float]]:
     (folder / "timelines").mkdir()
     run_folder, console = RunFolder(folder, resumed=False), Console(iterations, quiet=True)
     log = Logbook(config, run_folder, console, Tracker(lambda *_: None, lambda: None))
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    start_ray(config, cpus=4)
     with scripted_run(config, prompts=256, tokens=(16, 64)) as run:
         feed, memory = run.feed(), MemoryWatch()
         for iteration in range(iterations):
