@@ -70,6 +70,7 @@ def training(folder: Path, prometheus_port: int) -> Iterator[Path]:
     command = [
         sys.executable, "-m", "raypipe.train", "--config", str(ROOT / "configs" / "demo.yaml"), f"run.dir={folder}",
         "run.name=demo", "run.iterations=10000", "checkpoint.every=0", "log.timelines=[]", "log.dashboard=true",
+        "log.loggers=[prometheus]",
     ]  # fmt: skip
     environment = os.environ | {"RAY_PROMETHEUS_HOST": f"http://127.0.0.1:{prometheus_port}"}
     with log.open("w") as out:
