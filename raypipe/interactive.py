@@ -126,7 +126,7 @@ class Pipeline:
             stages=self.config.pipeline.stages,
         )
         plan = build_plan(name, split(table), workers, stages)
-        found = list(plan.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
+        found = ray.get(plan.to_arrow_refs())
         if workers.dispatcher:
             ray.get_actor(workers.dispatcher).forget.remote(name)
         return pa.concat_tables(found).sort_by([("group_id", "ascending"), ("member", "ascending")])
