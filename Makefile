@@ -13,6 +13,7 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "raypipe needs Python 3.11 or newer: make PYTHON=python3.11")'
+	@echo "installing into $(VENV): some minutes, 3 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[$(ACCELERATOR),dev,docs,graders,smollm2]'

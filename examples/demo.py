@@ -17,6 +17,7 @@ from make_demo import make_demo
 from rich.console import Console
 from rich.table import Table
 
+from raypipe.checkpoint_files import find_start
 from raypipe.config_file import load_config
 from raypipe.run_folder import RunFolder
 from raypipe.train import main as train
@@ -69,18 +70,19 @@ def report(console: Console, run: RunFolder, seconds: float) -> bool:
     if disagreement is not None:
         table.add_row("mismatch/max, largest", f"{disagreement:.1e}")
     console.print(table)
+    newest = find_start(run.checkpoints).path
     for what, where in [
         ("reward and all metrics", run.metrics),
         ("samples", run.path / "samples"),
         ("timelines", run.path / "timelines"),
-        ("trained model", run.checkpoints),
+        ("trained model", newest / "hf" if newest else "none was saved"),
     ]:
         console.print(f"{what}: {where}", soft_wrap=True)
     rewards = [line["reward/heldout_mean"] for line in heldout] or [float("nan")]
     rose = rewards[0] < START_BELOW and rewards[-1] > END_ABOVE
     wanted = f"from below {START_BELOW} to above {END_ABOVE}"
     if rose:
-        console.print(f"The held-out reward rose {wanted}.", style="bold green")
+        console.print(f"The held-out reward rose {wanted}: {rewards[0]:.3f} -> {rewards[-1]:.3f}.", style="bold green")
     else:
         console.print(f"The held-out reward did NOT rise {wanted}.", style="bold red")
     return rose

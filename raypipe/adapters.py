@@ -71,19 +71,18 @@ def find_grader(path: str) -> Any:
     return found
 
 
-def load_grader(path: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """The grader that `path` names, ready to be called with the contract's four lists; async where the function is.
+def check_grader(path: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """What `path` names, checked as far as is possible before it is made.
 
     Raises:
         ValueError: there is none, it does not take `kwargs`, or its arguments are those of no known form.
-    What a constructor raises itself is left as it is.
     """
     found = find_grader(path)
     names = _parameters(path, found)
     if inspect.isclass(found):
         _check_kwargs(path, "constructor", names, kwargs, filled=())
     elif names.keys() & set(RECOGNISED):
-        return _adapt(path, found, dict(kwargs))
+        _adapt(path, found, dict(kwargs))
     elif lacking := [n for n, parameter in names.items() if _is_required(parameter) and n not in kwargs]:
         raise ValueError(
             f"{path!r} takes {', '.join(names)}: a reward function takes {WANTED}, and a function that returns one "
@@ -91,6 +90,19 @@ def load_grader(path: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
         )
     else:
         _check_kwargs(path, "function", names, kwargs, filled=())
+    return found
+
+
+def load_grader(path: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """The grader that `path` names, ready to be called with the contract's four lists; async where the function is.
+
+    Raises:
+        ValueError: as `check_grader`, or what was made is no grader.
+    What a constructor raises itself is left as it is.
+    """
+    found = check_grader(path, kwargs)
+    if not inspect.isclass(found) and _parameters(path, found).keys() & set(RECOGNISED):
+        return _adapt(path, found, dict(kwargs))
     made = found(**kwargs)
     if not callable(made) or inspect.isclass(made):
         what = "its instances are" if inspect.isclass(found) else f"it takes no {WANTED}, and what it returned is"

@@ -26,7 +26,7 @@ def section(cls: type) -> Any:
 @dataclass(frozen=True)
 class RunConfig:
     name: str = key("run", "name of the run; its folder is run.dir/run.name")
-    dir: str = key("runs", "folder that holds the run folders")
+    dir: str = key("runs", "folder that holds the run folders, relative to the current folder")
     resume: str = key(
         "never",
         "never: refuse a name in use | auto: go on from the last checkpoint if there is one | PATH of a checkpoint or "

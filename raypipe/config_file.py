@@ -38,10 +38,11 @@ def load_config(
     for node in (cfg, *(cfg[name] for name in cfg)):
         OmegaConf.set_readonly(node, False)  # OmegaConf locks nodes of frozen dataclasses, also against the merge
     merged = _read_yaml(path)
-    for override in overrides or []:
-        merged = _merge_override(merged, override)
     try:
         _refuse_unknown_keys(merged, Config, "", path)
+        for override in overrides or []:
+            merged = _merge_override(merged, override)
+            _refuse_unknown_keys(merged, Config, "", repr(override))
         cfg = OmegaConf.merge(cfg, merged)
         config = OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
@@ -154,27 +155,28 @@ def _merge_override(merged: Any, override: str) -> Any:
     return merged
 
 
-def _refuse_unknown_keys(node: Any, cls: type, prefix: str, path: Path) -> None:
+def _refuse_unknown_keys(node: Any, cls: type, prefix: str, source: str | Path) -> None:
+    """`source`: the file, or the argument, that is to blame."""
     known = {f.name: f for f in dataclasses.fields(cls)}
     for name in node:
         full = f"{prefix}{name}"
         if name not in known:
-            raise ValueError(f"{path}: {full} is not a key{_suggest(str(name), prefix, known)}")
+            raise ValueError(f"{source}: {full} is not a key{_suggest(str(name), prefix, known)}")
         kind = known[name].type
         value = node._get_node(name)
         if dataclasses.is_dataclass(kind):
             if not OmegaConf.is_dict(value) or value._is_none():
                 raise ValueError(
-                    f"{path}: {full} must be a mapping of its keys, {', '.join(_names(kind))}; got {value}"
+                    f"{source}: {full} must be a mapping of its keys, {', '.join(_names(kind))}; got {value}"
                 )
-            _refuse_unknown_keys(value, cast(type, kind), f"{full}.", path)
+            _refuse_unknown_keys(value, cast(type, kind), f"{full}.", source)
         elif full in LISTS and OmegaConf.is_list(value):
             for i, entry in enumerate(value):
                 if not OmegaConf.is_dict(entry):
                     raise ValueError(
-                        f"{path}: {full}.{i} must be a mapping such as {{path: module:Name}}; got {entry!r}"
+                        f"{source}: {full}.{i} must be a mapping such as {{path: module:Name}}; got {entry!r}"
                     )
-                _refuse_unknown_keys(entry, LISTS[full], f"{full}.{i}.", path)
+                _refuse_unknown_keys(entry, LISTS[full], f"{full}.{i}.", source)
 
 
 def _refuse_other_containers(config: Any, prefix: str) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from raypipe import resources
-from raypipe.adapters import find_grader
+from raypipe.adapters import check_grader, find_grader
 from raypipe.checkpoint_files import find_origin
 from raypipe.config import Config, grader_name, heldout_response_length, starts_elsewhere
 from raypipe.grading.queue import check_data_sources
@@ -29,6 +29,7 @@ class Inputs:
     train, heldout: the prompts of data.train_files and data.val_files.
     machine, demands: what is there and what the run asks for.
     lacks: what is missing, one sentence each; empty if the run fits.
+    batch: prompts of an iteration.
     """
 
     train: PromptSet
@@ -36,6 +37,7 @@ class Inputs:
     machine: Machine
     demands: list[Demand]
     lacks: list[str]
+    batch: int
 
     @property
     def heldout_count(self) -> int:
@@ -62,6 +64,8 @@ class Inputs:
         for name, prompts in (("train", self.train), ("held out", self.heldout)):
             if prompts is not None:
                 console.print(f"{name}: {len(prompts.prompts)} prompts, {prompts.dropped} dropped as over-long")
+        if self.batch > len(self.train.prompts):
+            console.print(f"An iteration takes data.train_batch_size={self.batch} prompts: some come more than once.")
         for sentence in self.lacks:
             console.print(f"does not fit: {sentence}", highlight=False)
         console.print("fits" if self.fits else "")
@@ -85,7 +89,8 @@ def preflight(config: Config) -> Inputs:
     check_data_sources(config.grade.graders, {prompt.data_source for prompt in used})
     machine = resources.find_machine()
     asked = resources.demands(config, machine)
-    return Inputs(train, heldout, machine, asked, resources.missing(asked, machine))
+    lacks = resources.missing(asked, machine)
+    return Inputs(train, heldout, machine, asked, lacks, config.data.train_batch_size)
 
 
 def preflight_sampling(config: Config, files: list[str]) -> tuple[PromptSet, list[Demand]]:
@@ -108,14 +113,16 @@ def check_parts(config: Config, files: list[str]) -> None:
     """Raises ValueError unless all graders, own stages, the model folder and the prompt files are there."""
     for i, grader in enumerate(config.grade.graders):
         try:
-            find_grader(grader.path)
+            check_grader(grader.path, grader.kwargs)
         except ValueError as error:
-            raise ValueError(f"grade.graders.{i}.path={grader.path!r} ({grader_name(grader)}): {error}") from None
+            told = str(error).removeprefix(f"{grader.path!r}: ")
+            raise ValueError(f"grade.graders.{i}.path={grader.path!r} ({grader_name(grader)}): {told}") from None
     for i, stage in enumerate(config.pipeline.stages):
         try:
             find_grader(stage.path)
         except ValueError as error:
-            raise ValueError(f"pipeline.stages.{i}.path={stage.path!r}: {error}") from None
+            told = str(error).removeprefix(f"{stage.path!r}: ")
+            raise ValueError(f"pipeline.stages.{i}.path={stage.path!r}: {told}") from None
     check_model_folder(config.model.path)
     check_context(config)
     for name in files:
@@ -137,7 +144,10 @@ def check_model_folder(path: str) -> None:
     try:
         json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise ValueError(f"model.path={path} is no model folder: config.json cannot be read: {error}") from None
+        inside = [*folder.glob("hf"), *folder.glob("step_*/hf"), *folder.glob("checkpoints/step_*/hf")]
+        newest = max(inside, key=lambda found: found.stat().st_mtime, default=None)
+        hint = f"; did you mean {newest}?" if newest else ""
+        raise ValueError(f"model.path={path} is no model folder: config.json cannot be read: {error}{hint}") from None
     if not list(folder.glob("*.safetensors")):
         raise ValueError(
             f"model.path={path} holds no *.safetensors; other weight files can run code when loaded and are not read: "

@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,11 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, float]]:
         """The lines so far."""
         return read_lines(self.metrics)
+
+    def give_back(self) -> None:
+        """Frees the name of a new run that could not start."""
+        if not self.resumed and not self.read_metrics() and not any(self.checkpoints.glob("step_*")):
+            shutil.rmtree(self.path)
 
     def resume_at(self, iteration: int) -> None:
         """Cuts what was written for `iteration` and later ones: the run does them (again)."""

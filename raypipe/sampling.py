@@ -78,8 +78,7 @@ def sample_prompts(
         name = f"{config.run.name}.{purpose}.{number:06d}.{first // PROMPTS_PER_PLAN}"
         plan = build_plan(name, blocks[first : first + PROMPTS_PER_PLAN], workers)
         try:
-            batches = plan.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
-            return [row for batch in batches for row in _slim(batch)]
+            return [row for block in ray.get(plan.to_arrow_refs()) for row in _slim(block)]
         finally:
             actors.dispatcher.forget.remote(name)
 

@@ -67,16 +67,27 @@ def run(config: Config, inputs: "Inputs") -> Path:
 
     Raises RunStopped after a signal, and Stalled, once the learner has saved its state where it could.
     """
+    from raypipe.run_folder import open_run
+
+    folder = open_run(config, dataclasses.asdict(config))
+    try:
+        train(config, inputs, folder)
+    except ValueError:  # a mistake that only the start could show
+        folder.give_back()
+        raise
+    return folder.path
+
+
+def train(config: Config, inputs: "Inputs", folder: "RunFolder") -> None:
+    """The run in its folder."""
     from raypipe.checkpoint_files import find_start
     from raypipe.console import Console
     from raypipe.logbook import Logbook, bad_steps_so_far
     from raypipe.loggers import open_loggers
     from raypipe.residents import ray_session
-    from raypipe.run_folder import open_run
     from raypipe.runtime import Runtime
     from raypipe.targets import why_not_streaming
 
-    folder = open_run(config, dataclasses.asdict(config))
     start = find_start(folder.checkpoints)
     first = start.iteration
     if first > config.run.iterations:
@@ -105,7 +116,6 @@ def run(config: Config, inputs: "Inputs") -> Path:
     finally:
         tracker.close()
         console.close()
-    return folder.path
 
 
 def tell_start(console: "Console", folder: "RunFolder", start: "Start") -> None:

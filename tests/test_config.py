@@ -15,7 +15,7 @@ from tiny_models import save_model, tiny_model
 from raypipe import train
 from raypipe.config import Config, grader_actors
 from raypipe.config_file import help_text, load_config, to_yaml
-from raypipe.preflight import preflight
+from raypipe.preflight import check_model_folder, preflight
 from raypipe.train import main
 
 CASES = Path(__file__).parent / "cases" / "prompts"
@@ -235,6 +235,27 @@ def test_dry_run_prints_the_resource_plan(folder, capsys):
     assert "train: 8 prompts" in out and out.strip().endswith("fits")
 
 
+def test_dry_run_says_that_an_iteration_takes_more_prompts_than_there_are(folder, capsys):
+    assert main(["--config", str(folder / "c34_good_config.yaml"), "--dry-run", "data.train_batch_size=64"]) == 0
+    assert "takes data.train_batch_size=64 prompts: some come more than once" in capsys.readouterr().out
+
+
+def test_dry_run_finds_an_argument_that_a_grader_does_not_have(folder, capsys):
+    grader = 'grade.graders=[{path: "graders.math:MathGrader", kwargs: {timout: 3}}]'
+    assert main(["--config", str(folder / "c34_good_config.yaml"), "--dry-run", grader]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: grade.graders.0.path='graders.math:MathGrader'") and error.count("MathGrader'") == 1
+    assert "its constructor has no argument 'timout'" in error
+
+
+def test_the_folder_above_a_model_says_where_the_model_is(tmp_path):
+    model = tmp_path / "checkpoints" / "step_4" / "hf"
+    model.mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "checkpoints", tmp_path / "checkpoints" / "step_4"):
+        with pytest.raises(ValueError, match=f"is no model folder.*did you mean {model}"):
+            check_model_folder(str(folder))
+
+
 def test_dry_run_says_what_does_not_fit(folder, capsys):
     assert main(["--config", str(folder / "c34_good_config.yaml"), "--dry-run", "engine.num_gpus=64"]) == 1
     assert "64 GPUs are asked for" in capsys.readouterr().out
@@ -243,7 +264,7 @@ def test_dry_run_says_what_does_not_fit(folder, capsys):
 def test_a_mistake_ends_the_command_with_one_line(folder, capsys):
     assert main(["--config", str(folder / "c34_good_config.yaml"), "rollout.m=4"]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("error: ") and "rollout.m" in error and "Traceback" not in error
+    assert error.startswith("error: 'rollout.m=4': rollout.m is not a key") and "Traceback" not in error
 
 
 def test_a_full_disk_ends_the_command_with_one_line(folder, capsys, monkeypatch):

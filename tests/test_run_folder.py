@@ -122,6 +122,15 @@ def test_resume_cuts_what_it_does_again(tmp_path):
     assert names == [f"samples/it_{i:06d}.jsonl" for i in range(3)] + [f"timelines/it_{i:06d}.png" for i in range(3)]
 
 
+def test_the_name_of_a_run_that_could_not_start_is_free_again(tmp_path):
+    open_(tmp_path).give_back()
+    folder = open_(tmp_path)
+    folder.append_metrics({"iteration": 0})
+    folder.give_back()
+    with pytest.raises(ValueError, match="in use"):
+        open_(tmp_path)
+
+
 def test_a_new_run_may_begin_where_another_is(tmp_path):
     partial = partial_folder(open_(tmp_path, name="first").checkpoints, 4)
     partial.mkdir()
