@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import ray
 
 from raypipe.config import Config
 from raypipe.console import Console
