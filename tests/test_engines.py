@@ -72,7 +72,7 @@ def wait_until(condition, what: str, seconds: float = 60):
 
 def processes(engine) -> list[psutil.Process]:
     actor = psutil.Process(ray.get(engine.ready.remote())["pid"])
-    return [child for child in actor.children(recursive=True) if "EngineCore" in child.name()]
+    return [child for child in actor.children(recursive=True) if "EngineCor" in child.name()]  # Linux keeps 15 characters
 
 
 def alive(process: psutil.Process) -> bool:
