@@ -72,7 +72,8 @@ def wait_until(condition, what: str, seconds: float = 60):
 
 def processes(engine) -> list[psutil.Process]:
     actor = psutil.Process(ray.get(engine.ready.remote())["pid"])
-    return [child for child in actor.children(recursive=True) if "EngineCor" in child.name()]  # Linux keeps 15 characters
+    # Of a name Linux itself keeps 15 characters.
+    return [child for child in actor.children(recursive=True) if "EngineCor" in child.name()]
 
 
 def alive(process: psutil.Process) -> bool:
