@@ -71,8 +71,8 @@ def find_grader(path: str) -> Any:
     return found
 
 
-def check_grader(path: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """What `path` names, checked as far as is possible before it is made.
+def check_grader(path: str, kwargs: dict[str, Any]) -> tuple[Any, Callable[..., Any] | None]:
+    """What `path` names, checked as far as is possible before it is made, and the grader where none has to be made.
 
     Raises:
         ValueError: there is none, it does not take `kwargs`, or its arguments are those of no known form.
@@ -82,7 +82,7 @@ def check_grader(path: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
     if inspect.isclass(found):
         _check_kwargs(path, "constructor", names, kwargs, filled=())
     elif names.keys() & set(RECOGNISED):
-        _adapt(path, found, dict(kwargs))
+        return found, _adapt(path, found, dict(kwargs))
     elif lacking := [n for n, parameter in names.items() if _is_required(parameter) and n not in kwargs]:
         raise ValueError(
             f"{path!r} takes {', '.join(names)}: a reward function takes {WANTED}, and a function that returns one "
@@ -90,7 +90,7 @@ def check_grader(path: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
         )
     else:
         _check_kwargs(path, "function", names, kwargs, filled=())
-    return found
+    return found, None
 
 
 def load_grader(path: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
@@ -100,9 +100,9 @@ def load_grader(path: str, kwargs: dict[str, Any]) -> Callable[..., Any]:
         ValueError: as `check_grader`, or what was made is no grader.
     What a constructor raises itself is left as it is.
     """
-    found = check_grader(path, kwargs)
-    if not inspect.isclass(found) and _parameters(path, found).keys() & set(RECOGNISED):
-        return _adapt(path, found, dict(kwargs))
+    found, ready = check_grader(path, kwargs)
+    if ready:
+        return ready
     made = found(**kwargs)
     if not callable(made) or inspect.isclass(made):
         what = "its instances are" if inspect.isclass(found) else f"it takes no {WANTED}, and what it returned is"

@@ -102,11 +102,12 @@ def mlflow(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Param
 
-    runs, name = folder.path.parent.resolve(), os.environ.get("MLFLOW_EXPERIMENT_NAME", "raypipe")
-    client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{runs}/mlflow.db")
+    runs, server = folder.path.parent.resolve(), os.environ.get("MLFLOW_TRACKING_URI")
+    client = MlflowClient(server or f"sqlite:///{runs}/mlflow.db")
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "raypipe")
     experiment = client.get_experiment_by_name(name)
     if experiment is None:  # a server has a place for artifacts of its own
-        place = None if os.environ.get("MLFLOW_TRACKING_URI") else (runs / "mlflow").as_uri()
+        place = None if server else (runs / "mlflow").as_uri()
         experiment_id = client.create_experiment(name, artifact_location=place)
     else:
         experiment_id = experiment.experiment_id
@@ -126,8 +127,8 @@ def mlflow(folder: RunFolder, config: Mapping[str, Any], first: int) -> Tracker:
         for start in range(0, len(named), 1000):  # the most that it takes in one call
             client.log_batch(run_id, metrics=named[start : start + 1000])
         if samples:
-            table = {name: [line[i] for line in _as_rows(samples)] for i, name in enumerate(COLUMNS)}
-            client.log_table(run_id, table, f"samples/{iteration:06d}.json")
+            columns = map(list, zip(*_as_rows(samples), strict=True))
+            client.log_table(run_id, dict(zip(COLUMNS, columns, strict=True)), f"samples/{iteration:06d}.json")
 
     return Tracker(log, lambda: client.set_terminated(run_id))
 

@@ -29,7 +29,6 @@ class Inputs:
     train, heldout: the prompts of data.train_files and data.val_files.
     machine, demands: what is there and what the run asks for.
     lacks: what is missing, one sentence each; empty if the run fits.
-    batch: prompts of an iteration.
     """
 
     train: PromptSet
@@ -37,7 +36,6 @@ class Inputs:
     machine: Machine
     demands: list[Demand]
     lacks: list[str]
-    batch: int
 
     @property
     def heldout_count(self) -> int:
@@ -47,8 +45,8 @@ class Inputs:
     def fits(self) -> bool:
         return not self.lacks
 
-    def report(self) -> str:
-        """The resource plan and the data as a table for the terminal."""
+    def report(self, batch: int) -> str:
+        """The resource plan and the data as a table for the terminal. `batch`: prompts of an iteration."""
         console = Console(width=100, record=True, file=open("/dev/null", "w"))
         columns = ("actor", "count", "CPUs each", "GPUs each", "on nodes with")
         table = Table(*columns, title="resource plan", title_justify="left")
@@ -64,8 +62,8 @@ class Inputs:
         for name, prompts in (("train", self.train), ("held out", self.heldout)):
             if prompts is not None:
                 console.print(f"{name}: {len(prompts.prompts)} prompts, {prompts.dropped} dropped as over-long")
-        if self.batch > len(self.train.prompts):
-            console.print(f"An iteration takes data.train_batch_size={self.batch} prompts: some come more than once.")
+        if batch > len(self.train.prompts):
+            console.print(f"An iteration takes data.train_batch_size={batch} prompts: some come more than once.")
         for sentence in self.lacks:
             console.print(f"does not fit: {sentence}", highlight=False)
         console.print("fits" if self.fits else "")
@@ -89,8 +87,7 @@ def preflight(config: Config) -> Inputs:
     check_data_sources(config.grade.graders, {prompt.data_source for prompt in used})
     machine = resources.find_machine()
     asked = resources.demands(config, machine)
-    lacks = resources.missing(asked, machine)
-    return Inputs(train, heldout, machine, asked, lacks, config.data.train_batch_size)
+    return Inputs(train, heldout, machine, asked, resources.missing(asked, machine))
 
 
 def preflight_sampling(config: Config, files: list[str]) -> tuple[PromptSet, list[Demand]]:

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         inputs = preflight(config)
         if options.dry_run:
-            print(inputs.report())
+            print(inputs.report(config.data.train_batch_size))
             return 0 if inputs.fits else 1
         run(config, inputs)
     except (ValueError, Stalled) as error:

@@ -83,7 +83,7 @@ def scrape(wanted: str) -> list[str]:
 
     (node,) = ray.nodes()
     address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    deadline = time.monotonic() + 90  # Ray's agent gathers every 10 s
+    deadline = time.monotonic() + 90
     while True:
         with urllib.request.urlopen(address, timeout=10) as answer:
             text = answer.read().decode()
