@@ -1,10 +1,10 @@
 """What a run's processes hold in memory, by kind, and what lies in the object store.
 
-In: the Ray session. Out: `memory/<kind>_gib` for each iteration's metrics line. A process's memory is what is resident
-and not shared (Ray's object store and libraries would count in every process that maps them), so that kinds add up. A
-probe on each node reads the tree of processes below its raylet, which is its own parent: engines and graders start
-children that no actor could report, and a process that hangs is read like any other. On a cluster that others use,
-their actors are in the tree too.
+In: the Ray session. Out: `memory/<kind>_gib` and `memory/<kind>_processes` for each iteration's metrics line. A
+process's memory is what is resident and not shared (Ray's object store and libraries would count in every process that
+maps them), so that kinds add up. A probe on each node reads the tree of processes below its raylet, which is its own
+parent: engines and graders start children that no actor could report, and a process that hangs is read like any other.
+On a cluster that others use, their actors are in the tree too.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ ACTORS = {
     "GraderHost": ("grader_host", "grader"),
     "GradeDispatcher": ("plans", "plans"),
     "PlanServer": ("plans", "plans"),
-    "SplitCoordinator": ("plans", "plans"),
-    "MapWorker": ("plans", "plans"),
+    "SplitCoordinator": ("stages", "stages"),  # these two end with their plan
+    "MapWorker": ("stages", "stages"),
 }
 # Ray's own: raylets, their agents, idle workers, the controller of Ray Train, GCS, dashboard.
 OTHERS = ("ray", "ray")
@@ -39,22 +39,22 @@ PATIENCE_S = 5.0
 class MemoryProbe:
     """An actor: reads the processes of its node."""
 
-    def read(self) -> dict[str, int]:
-        """Bytes by kind of all below this node's raylet, and of the raylet."""
+    def read(self) -> dict[str, list[int]]:
+        """Of this node's raylet and all below it."""
         return tree_bytes(psutil.Process(os.getppid()))
 
 
-def tree_bytes(root: psutil.Process) -> dict[str, int]:
-    """Bytes by kind of a process and all its descendants; those that end meanwhile are left out."""
-    found: dict[str, int] = {}
+def tree_bytes(root: psutil.Process) -> dict[str, list[int]]:
+    """By kind what each process holds, in bytes, of a process and all its descendants; those that end meanwhile are
+    left out."""
+    found: dict[str, list[int]] = {}
     kinds = {root.pid: OTHERS}
     for process in [root, *root.children(recursive=True)]:  # parents before their children
         with contextlib.suppress(psutil.Error):
             if process.pid not in kinds:
                 above = kinds.get(process.ppid(), OTHERS)
                 kinds[process.pid] = kind_of(process.cmdline()) or (above[1], above[1])
-            kind = kinds[process.pid][0]
-            found[kind] = found.get(kind, 0) + own_bytes(process)
+            found.setdefault(kinds[process.pid][0], []).append(own_bytes(process))
     return found
 
 
@@ -90,27 +90,29 @@ class MemoryWatch:
                 self.probes[name] = ray.remote(MemoryProbe).options(num_cpus=0, scheduling_strategy=place).remote()
 
     def read(self) -> dict[str, float]:
-        """GiB by metric; nodes that do not answer in time are left out."""
+        """The metrics; nodes that do not answer in time are left out."""
         self._start_probes()
         driver = psutil.Process()
-        found = {"driver": own_bytes(driver)}
+        found = {"driver": [own_bytes(driver)]}
         for child in driver.children():  # those of a Ray that this process has started, but for the raylet's tree
             with contextlib.suppress(psutil.Error):
                 if child.name() != "raylet":
-                    add(found, {"ray": own_bytes(child)})
+                    add(found, {"ray": [own_bytes(child)]})
         readings = [probe.read.remote() for probe in self.probes.values()]
         done, _ = ray.wait(readings, num_returns=len(readings), timeout=PATIENCE_S)
         for reading in done:
             with contextlib.suppress(ray.exceptions.RayError):  # its node is gone
                 add(found, ray.get(reading))
+        metrics = {f"memory/{kind}_gib": sum(held) / GIB for kind, held in found.items()}
+        metrics |= {f"memory/{kind}_processes": float(len(held)) for kind, held in found.items()}
         with contextlib.suppress(grpc.RpcError):  # the raylet that was asked is gone
-            found["object_store"] = object_store_bytes()
-        return {f"memory/{kind}_gib": bytes_ / GIB for kind, bytes_ in found.items()}
+            metrics["memory/object_store_gib"] = object_store_bytes() / GIB
+        return metrics
 
 
-def add(total: dict[str, int], part: dict[str, int]) -> None:
-    for kind, bytes_ in part.items():
-        total[kind] = total.get(kind, 0) + bytes_
+def add(total: dict[str, list[int]], part: dict[str, list[int]]) -> None:
+    for kind, held in part.items():
+        total.setdefault(kind, []).extend(held)
 
 
 def object_store_bytes() -> int:

@@ -78,8 +78,10 @@ METRICS = {
     "memory/<kind>_gib": (
         "GiB",
         "resident and not shared, all processes of a kind: driver, engine, engine_core, scorer, learner, grader_host, "
-        "grader, plans (plan server, grading queue, stages, split), ray (all else of Ray); object_store: its objects",
+        "grader, plans (plan server, grading queue), stages (of the plans at work), ray (all else of Ray); "
+        "object_store: its objects",
     ),
+    "memory/<kind>_processes": ("processes", "how many of a kind there were"),
     "checkpoint/write_s": ("s", "from a checkpoint's copy in memory to its being whole on disk; training goes on"),
     "checkpoint/failures": ("checkpoints", "those that could not be written since the last iteration"),
     "grad_norm": ("", "norm of the gradient before clipping, mean over optimizer steps"),

@@ -84,14 +84,36 @@ def environment(settings: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def ray_session(config: Config, cpus: float) -> Iterator[str]:
     """Ray while it is open: the one that this process has already (a notebook's), else one of its own, with the address
-    of its dashboard."""
-    own = not ray.is_initialized()
-    dashboard = start_ray(config, cpus) if own else ""
-    try:
-        yield dashboard
-    finally:
-        if own:
+    of its dashboard. A Ray that goes on keeps no actor of the run.
+
+    Raises ValueError where a run of that name is at work in a Ray that was there before.
+    """
+    name = config.run.name
+    if not ray.is_initialized():
+        try:
+            yield start_ray(config, cpus)
+        finally:
             ray.shutdown()
+        return
+    if there := actors_of(name):
+        raise ValueError(
+            f"run.name={name!r} is at work in this Ray already ({', '.join(there)}): close what it belongs to, a "
+            "raypipe.Pipeline say, or set another run.name"
+        )
+    try:
+        yield ""
+    finally:
+        for actor in actors_of(name):
+            with contextlib.suppress(ValueError):  # it ended by itself
+                ray.kill(ray.get_actor(actor))
+        deadline = time.monotonic() + CLOSE_S
+        while actors_of(name) and time.monotonic() < deadline:  # their names are free a moment later
+            time.sleep(0.05)
+
+
+def actors_of(run_name: str) -> list[str]:
+    """Names of the run's actors in this Ray, as `{run_name}/plans`."""
+    return [name for name in ray.util.list_named_actors() if name.startswith(f"{run_name}/")]
 
 
 class ResidentActors:

@@ -14,7 +14,9 @@ from tiny_models import save_model, tiny_model
 import raypipe
 from raypipe import api
 from raypipe.config import Config, GraderConfig
+from raypipe.residents import actors_of
 from raypipe.rows import GENERATE_COLUMNS, GRADE_COLUMNS, SCORE_COLUMNS
+from raypipe.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parent.parent
 GRADER = f"{ROOT}/tests/toy_graders.py:LetterGrader"
@@ -97,6 +99,8 @@ def test_the_plan_a_stage_at_a_time(workplace, ray_session):
         whole = pipeline.run(4)
         assert set(whole.column_names) == set(scored.column_names)
         assert whole["response_ids"].equals(scored["response_ids"]), "the same seeds"
+        with pytest.raises(ValueError, match="run.name='api' is at work in this Ray already .*api/engine-0.*close"):
+            api.evaluate(workplace / "config.yaml")
         assert whole["score"].equals(scored["score"])
 
 
@@ -112,26 +116,36 @@ def test_saved_responses_are_graded_without_an_engine(workplace, ray_session):
     pipeline.close()
 
 
-SCRIPT = """
-import json, sys
-from raypipe import api
-config = sys.argv[1]
-folder = api.train(config, ["algorithm.kl_coef=0", "data.val_files=[]"])
-trained = f"model.path={folder.checkpoints}/step_1/hf"
-summary = api.evaluate(config, [trained, "eval.n=2", "eval.temperature=1.0"])
-samples = api.generate(config, [trained], out=sys.argv[2], keep="best")
-print(json.dumps({"metrics": folder.read_metrics(), "summary": summary, "samples": [s["score"] for s in samples]}))
-"""
-
-
-def test_train_evaluate_and_generate_from_python(workplace, tmp_path):
-    out = tmp_path / "best.parquet"
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(workplace / "config.yaml"), str(out)],
-        cwd=ROOT, capture_output=True, text=True, timeout=500,
+@pytest.fixture(scope="module")
+def trained(workplace, ray_session) -> RunFolder:
+    """A run in a Ray that was there before, as in a notebook; engines and learner take turns. On a machine without
+    GPUs nothing is freed by that, but the order is the same."""
+    return api.train(
+        workplace / "config.yaml",
+        ["algorithm.kl_coef=0", "data.val_files=[]", "run.iterations=2", "pipeline.colocate=true",
+         "rollout.overprovision=0.25", "rollout.n=4", "rollout.max_response_length=32", "engine.max_num_seqs=4",
+         "engine.num_gpus=-1", "train.gpus_per_rank=-1", "log.timelines=[0, 1]"],
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["metrics"][0]["train/prompts"] == 4
-    assert found["summary"]["data_sources"]["default"]["avg@2"]["prompts"] == 6
-    assert pq.read_table(out)["score"].to_pylist() == found["samples"] and len(found["samples"]) == 6
+
+
+def test_engines_and_learner_take_turns_and_extra_prompts_are_cut_off(trained):
+    lines = trained.read_metrics()
+    assert [line["iteration"] for line in lines] == [0, 1]
+    for line in lines:
+        assert (line["samples"], line["train/prompts"], line["group/surplus"]) == (16, 4, 1)
+        assert line["mismatch/max"] < 1e-4 and line["staleness/max"] == 0
+        assert line["overlap/first_grade_lead_s"] > 0
+        trace = json.loads((trained.path / f"timelines/it_{line['iteration']:06d}.json").read_text())
+        events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        generated = [event["ts"] + event["dur"] for event in events if event["cat"].startswith("Generate")]
+        learner = [event["ts"] for event in events if event["name"] in ("train", "update weights")]
+        assert len(learner) == 2 and max(generated) <= min(learner)
+
+
+def test_the_trained_model_is_evaluated_and_sampled(workplace, trained, tmp_path):
+    model, out = f"model.path={trained.checkpoints}/step_2/hf", tmp_path / "best.parquet"
+    summary = api.evaluate(workplace / "config.yaml", [model, "eval.n=2", "eval.temperature=1.0"])
+    assert summary["data_sources"]["default"]["avg@2"]["prompts"] == 6
+    samples = api.generate(workplace / "config.yaml", [model], out=out, keep="best")
+    assert pq.read_table(out)["score"].to_pylist() == [sample["score"] for sample in samples] and len(samples) == 6
+    assert actors_of("api") == []

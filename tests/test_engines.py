@@ -7,6 +7,7 @@ import psutil
 import pytest
 import ray
 import torch
+from engine_processes import engine_cores
 from tiny_models import byte_tokenizer, perturbed, save_model, tiny_model
 
 from raypipe.config import Config, DataConfig, EngineConfig, ModelConfig, RolloutConfig
@@ -71,9 +72,7 @@ def wait_until(condition, what: str, seconds: float = 60):
 
 
 def processes(engine) -> list[psutil.Process]:
-    actor = psutil.Process(ray.get(engine.ready.remote())["pid"])
-    # Of a name Linux itself keeps 15 characters.
-    return [child for child in actor.children(recursive=True) if "EngineCor" in child.name()]
+    return engine_cores(psutil.Process(ray.get(engine.ready.remote())["pid"]))
 
 
 def alive(process: psutil.Process) -> bool:

@@ -22,14 +22,6 @@ def write_jsonl(path: Path, rows: list[dict]) -> str:
     return str(path)
 
 
-def command(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "raypipe.grade", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
 def test_a_parquet_file_of_verl_rows_is_graded_and_written_with_its_grades(tmp_path):
     rows = [
         {"data_source": "sums", "prompt": PROMPT, "reward_model": {"ground_truth": "42"}, "response": text}
@@ -37,10 +29,13 @@ def test_a_parquet_file_of_verl_rows_is_graded_and_written_with_its_grades(tmp_p
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "samples.parquet")
     out = tmp_path / "scored.parquet"
-    printed = command(
-        "--grader", "graders.math:MathGrader", "--data", str(tmp_path / "samples.parquet"), "--out", str(out),
-        "--compare-batches", "1,8",
+    done = subprocess.run(
+        [sys.executable, "-m", "raypipe.grade", "--grader", "graders.math:MathGrader", "--out", str(out),
+         "--data", str(tmp_path / "samples.parquet"), "--compare-batches", "1,8"],
+        cwd=ROOT, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed = done.stdout
     scored = pq.read_table(out).to_pylist()
     assert [row["response"] for row in scored] == ANSWERS * 10
     assert [row["score"] for row in scored] == [1.0, 0.0, 1.0, 0.0] * 10
@@ -53,14 +48,16 @@ def test_a_parquet_file_of_verl_rows_is_graded_and_written_with_its_grades(tmp_p
         assert float(line.split()[1]) > 0
 
 
-def test_a_jsonl_file_with_failures_is_graded_to_its_end(tmp_path):
+def test_a_jsonl_file_with_failures_is_graded_to_its_end(tmp_path, capsys, ray_session):
     responses = ["fine"] * 5 + ["hang", "segfault", "raise_value_error"] + ["fine"] * 5
     rows = [{"question": f"q{i}", "text": text} for i, text in enumerate(responses)]
     out = tmp_path / "scored.jsonl"
-    printed = command(
+    arguments = [
         "--grader", f"{FAULTY}:Faulty", "--data", write_jsonl(tmp_path / "samples.jsonl", rows), "--out", str(out),
         "--columns", "{prompt: question}", "--response", "text", "--timeout-s", "1",
-    )  # fmt: skip
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
     scored = [json.loads(line) for line in out.read_text().splitlines()]
     statuses = ["ok"] * 5 + ["timeout", "crash", "error"] + ["ok"] * 5
     assert [row["grade_status"] for row in scored] == statuses
@@ -104,12 +101,9 @@ def test_a_mistake_is_one_line_before_anything_starts(tmp_path, monkeypatch, cap
         assert reason in error
 
 
-def test_a_grader_that_cannot_be_built_is_named_with_its_traceback(tmp_path):
+def test_a_grader_that_cannot_be_built_is_named_with_its_traceback(tmp_path, capsys, ray_session):
     data = write_jsonl(tmp_path / "samples.jsonl", [ROW])
-    arguments = ["--grader", f"{FAULTY}:Broken", "--kwargs", "{how: raise}", "--data", data]
-    done = subprocess.run(
-        [sys.executable, "-m", "raypipe.grade", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 1
-    assert "error: the grader 'Broken' could not be built: LookupError: no such model" in done.stderr
-    assert "faulty_graders.py" in done.stderr
+    assert main(["--grader", f"{FAULTY}:Broken", "--kwargs", "{how: raise}", "--data", data]) == 1
+    error = capsys.readouterr().err
+    assert "error: the grader 'Broken' could not be built: LookupError: no such model" in error
+    assert "faulty_graders.py" in error

@@ -247,8 +247,8 @@ def test_long_responses_take_linear_time(unit):
         reader.read(text)
         return time.thread_time() - started
 
-    # Quadratic work would take 64 times as long; 24 leaves room for another's load.
-    assert seconds(160_000) < 24 * max(seconds(20_000), 0.005)
+    # Quadratic work would take 64 times as long, however often; 24 and a second try leave room for another's load.
+    assert any(seconds(160_000) < 24 * max(seconds(20_000), 0.005) for _ in range(3))
 
 
 def test_an_article_before_a_text_says_nothing():

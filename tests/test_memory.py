@@ -21,8 +21,9 @@ MIB = 2**20
         ("ray::run/engine-0:VLLMEngine.__init__", "engine"),
         ("ray::VLLMEngine", "engine"),
         ("ray::RayTrainWorker.execute", "learner"),
-        ("ray::MapWorker(MapBatches(Grade)).submit", "plans"),
-        ("ray::SplitCoordinator.get", "plans"),
+        ("ray::MapWorker(MapBatches(Grade)).submit", "stages"),
+        ("ray::SplitCoordinator.get", "stages"),
+        ("ray::run/plans:PlanServer.__init__", "plans"),
         ("ray::GraderHost", "grader_host"),
         ("ray::IDLE", "ray"),
         ("ray::DashboardAgent", "ray"),
@@ -59,7 +60,7 @@ def test_a_tree_counts_each_process_and_what_it_holds_alone():
     try:
         assert ready.wait(60)
         processes += processes[0].children(recursive=True)
-        held, alone = sum(tree_bytes(processes[0]).values()), own_bytes(processes[0])
+        (held,), alone = map(sum, tree_bytes(processes[0]).values()), own_bytes(processes[0])
     finally:
         for process in reversed(processes):
             process.kill()
@@ -101,9 +102,11 @@ def test_the_metrics_of_a_session_show_who_holds_what(ray_session):
     assert 400 <= grown["memory/scorer_gib"] < 500
     assert 64 <= grown["memory/object_store_gib"] < 80
     assert abs(grown["memory/driver_gib"]) < 50
+    processes = [metrics["memory/scorer_processes"] for metrics in (before, after)]
+    assert processes == [1, 2] and after["memory/driver_processes"] == 1
     ray.kill(scorer)
     deadline = time.monotonic() + 60
-    while object_store_bytes() > 60 * MIB or watch.read().get("memory/scorer_gib"):
+    while object_store_bytes() > 60 * MIB or watch.read().get("memory/scorer_processes"):
         assert time.monotonic() < deadline, "what a dead actor held is still counted"
         time.sleep(0.1)
     for probe in watch.probes.values():

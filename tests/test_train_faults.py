@@ -13,6 +13,7 @@ from collections import Counter
 
 import psutil
 import pytest
+from engine_processes import engine_cores
 from test_train import ROOT, Workplace
 
 PROMPTS, SAMPLES = 8, 4
@@ -46,12 +47,15 @@ class Faults:
             assert time.monotonic() < deadline, self.log.read_text()[-4000:]
             time.sleep(0.1)
 
-    def send(self, part_of_command: str, number: signal.Signals) -> None:
-        """To a process of the run; what dies beside it while we look is no fault."""
+    def send(self, part: str, number: signal.Signals) -> None:
+        (engine_cores(self.find("VLLMEngine"))[0] if part == "EngineCore" else self.find(part)).send_signal(number)
+
+    def find(self, part_of_command: str) -> psutil.Process:
+        """A process of the run; what dies beside it while we look is no fault."""
         for process in psutil.Process(self.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if part_of_command in " ".join(process.cmdline()):
-                    return process.send_signal(number)
+                    return process
         raise AssertionError(f"the run has no process {part_of_command}")
 
     def stop(self, number: signal.Signals) -> float:
@@ -100,9 +104,13 @@ def test_a_run_survives_its_parts_and_stops_in_good_order(workplace):
     assert f"the state after {done} iterations is saved; go on with run.resume=auto" in log
     assert left_running(workplace) == ""
     # It goes on as if nothing had been, and a second Ctrl-C does not wait for anything.
+    before = run.lines()
     run = Faults(workplace, "faults", "run.resume=auto")
     try:
         run.wait_for(done + 1)
+        assert run.lines()[:done] == before
+        # The engines, which start from the first model, got the checkpoint's weights before the first sample.
+        assert run.lines()[done]["mismatch/max"] < 1e-4
         run.process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + 30
         while "SIGINT: the run saves its state and ends" not in run.log.read_text():
@@ -117,7 +125,9 @@ def test_a_run_survives_its_parts_and_stops_in_good_order(workplace):
 
 
 def test_what_does_not_answer_is_started_again_and_a_run_that_stands_still_ends(workplace):
-    run = Faults(workplace, "stalled", "watchdog.stall_s=12", "watchdog.fail_s=50", "watchdog.sample_s=30")
+    run = Faults(
+        workplace, "stalled", "watchdog.stall_s=12", "watchdog.fail_s=35", "watchdog.sample_s=30", "watchdog.stop_s=5"
+    )
     try:
         run.wait_for(1)
         run.send("GradeDispatcher", signal.SIGSTOP)
@@ -130,7 +140,7 @@ def test_what_does_not_answer_is_started_again_and_a_run_that_stands_still_ends(
         run.process.kill()
     log = run.log.read_text()
     assert run.process.returncode == 1, log[-4000:]
-    assert "error: nothing has moved for" in log and "over watchdog.fail_s=50" in log
+    assert "error: nothing has moved for" in log and "over watchdog.fail_s=35" in log
     assert "engine-0: weights" in log and "learner-0: " in log, "who does what"
     found = re.search(r"the state after (\d+) iterations is saved; the learner did not end in watchdog.stop_s", log)
     # The last checkpoint may have been on its way.

@@ -3,9 +3,10 @@
 Needs: nothing but the installation; --real also a model and data, which configs/demo.yaml names (`make demo` makes
 them). Without it engine and learner are scripted, while plans, feed, grader processes, driver and run folder are real:
 an iteration is 8 prompts of 4 samples and takes what its plan takes to start. A kind is flat if its slope, by least
-squares after the first quarter, is less than twice its standard error, or adds less than 1% or 4 MiB in all.
+squares after the warm-up, is less than twice its standard error, or adds less than 1% or 4 MiB in all. Of stages, whose
+number changes with each plan, it is the memory of one, of all others that of all processes of the kind.
 
-    python examples/bench/memory.py [--quick] [--iterations 200] [--real]
+    python examples/bench/memory.py [--quick] [--iterations 200] [--warm-up 50] [--real]
 """
 
 import argparse
@@ -64,11 +65,15 @@ class Trend(NamedTuple):
 
 
 def trend(values: list[float]) -> Trend:
-    """Of values in MiB, an iteration each; the first quarter, in which processes warm up, is left out."""
-    kept = np.asarray(values[len(values) // 4 :])
-    places = np.arange(len(kept))
-    (slope, _), covariance = np.polyfit(places, kept, 1, cov=True)
-    return Trend(float(kept.mean()), float(slope), float(covariance[0, 0] ** 0.5), float(slope * len(kept)))
+    """Of values in MiB, an iteration each."""
+    (slope, _), covariance = np.polyfit(np.arange(len(values)), values, 1, cov=True)
+    return Trend(float(np.mean(values)), float(slope), float(covariance[0, 0] ** 0.5), float(slope * len(values)))
+
+
+def held(line: dict[str, float], kind: str) -> float:
+    """MiB of a kind, or of one of its processes, in an iteration's metrics."""
+    mib = MIB_A_GIB * line.get(f"memory/{kind}_gib", 0.0)
+    return mib / line.get("memory/stages_processes", 1.0) if kind == "stages" else mib
 
 
 def scripted(folder: Path, iterations: int) -> list[dict[str, float]]:
@@ -118,18 +123,21 @@ def real(folder: Path, iterations: int) -> list[dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="12 iterations")
-    parser.add_argument("--iterations", type=int, default=0, help="200, or 30 with --real")
+    parser.add_argument("--iterations", type=int, default=0, help="those measured: 200, or 30 with --real")
+    parser.add_argument("--warm-up", type=int, default=0, help="iterations before: 50, or 60 with --real")
     parser.add_argument("--real", action="store_true", help="vLLM and the learner, on configs/demo.yaml")
     options = parser.parse_args()
     iterations = options.iterations or (12 if options.quick else 30 if options.real else 200)
+    warm_up = options.warm_up or (3 if options.quick else 60 if options.real else 50)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        lines = (real if options.real else scripted)(Path(folder), iterations)
-    print(f"{len(lines)} iterations in {time.perf_counter() - begin:.0f} s")
+        lines = (real if options.real else scripted)(Path(folder), warm_up + iterations)
+    print(f"{len(lines)} iterations in {time.perf_counter() - begin:.0f} s, {warm_up} of them to warm up")
+    lines = lines[warm_up:]
     figures = {}
-    for name in sorted({name for line in lines for name in line if name.startswith("memory/")}):
-        kind = name.removeprefix("memory/").removesuffix("_gib")
-        found = trend([MIB_A_GIB * line.get(name, 0.0) for line in lines])
+    names = {name for line in lines for name in line if name.endswith("_gib")}
+    for kind in sorted(name.removeprefix("memory/").removesuffix("_gib") for name in names):
+        found = trend([held(line, kind) for line in lines])
         figures[kind] = {**{key: round(value, 4) for key, value in found._asdict().items()}, "flat": found.is_flat}
         print(
             f"{kind:>12}: {found.mean:8.1f} MiB, {found.slope:+.3f} +- {found.error:.3f} an iteration, "
