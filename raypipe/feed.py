@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pyarrow as pa
 import ray
 
 _END = object()
@@ -29,6 +28,8 @@ class Feed:
     def __init__(self, server: Any, rank: int, attempt: int, last: int, ahead: int = 1):
         self.server, self.rank, self.attempt, self.last, self.ahead = server, rank, attempt, last, ahead
         self.queues: dict[int, queue.Queue] = {}
+        # A block of each of the last plans: who holds nothing of a plan when it ends (PlanServer) keeps its connection.
+        self.held: dict[int, ray.ObjectRef] = {}
         self.lock = threading.Lock()
 
     def rows(self, iteration: int) -> Iterator[list[dict[str, Any]]]:
@@ -47,6 +48,8 @@ class Feed:
         opened = iteration in self.queues
         for soon in range(iteration, iteration + self.ahead + opened):
             self._open(soon)
+        for over in [each for each in list(self.held) if each < iteration - 1]:
+            del self.held[over]
         arrived = self.queues[iteration]
 
         def take(seconds: float) -> tuple[list[dict[str, Any]], bool]:
@@ -75,7 +78,8 @@ class Feed:
             shard = ray.get(self.server.iterator.remote(iteration, self.attempt, self.rank))
             if shard is not None:
                 for block in blocks(shard):
-                    out.put([row for row in block.to_pylist() if row["finish_reason"] != "unused"])
+                    self.held[iteration] = block
+                    out.put([row for row in ray.get(block).to_pylist() if row["finish_reason"] != "unused"])
                     self._open(iteration + self.ahead)
             self._open(iteration + self.ahead)
             out.put(_END)
@@ -83,12 +87,12 @@ class Feed:
             out.put(error)
 
 
-def blocks(shard: Any) -> Iterator[pa.Table]:
-    """Blocks of a split iterator, as they arrive. (Ray Data's `iter_batches` leaves a thread behind for each iterator
-    that prefetches nothing, and with prefetching a block waits for the next one.)"""
+def blocks(shard: Any) -> Iterator[ray.ObjectRef]:
+    """References to the blocks of a split iterator, as they arrive. (Ray Data's `iter_batches` leaves a thread behind
+    for each iterator that prefetches nothing, and with prefetching a block waits for the next one.)"""
     bundles, _, executor = shard._to_ref_bundle_iterator()
     try:
         for bundle in bundles:
-            yield from map(ray.get, bundle.block_refs)
+            yield from bundle.block_refs
     finally:
         shard._on_iteration_end(executor)

@@ -43,7 +43,7 @@ def start_plan_server(config: Config, train: list[Prompt], heldout: list[Prompt]
 @dataclass
 class Plan:
     name: str
-    iterators: list[DataIterator]
+    iterators: list[Any]  # of streaming_split, one a rank
 
 
 class PlanServer:
@@ -99,6 +99,10 @@ class PlanServer:
         dispatcher = ray.get_actor(self.workers.dispatcher)
         for iteration in iterations:
             plan = self.plans.pop(iteration)
+            # The actor that executes the plan is killed, not left to go out of scope: then Ray (2.60) closes all
+            # connections to it, at least where something of the plan is still held (see Feed).
+            for iterator in plan.iterators[:1]:
+                ray.kill(iterator._coord_actor)
             dispatcher.forget.remote(plan.name)
             if self.workers.reserve:
                 ray.get_actor(self.workers.reserve).forget.remote(plan.name)
