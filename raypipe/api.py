@@ -2,7 +2,7 @@
 
 In: a config file with overrides, or a `Config`. Out: what the command writes, as values. Decision: nothing here does
 any of the work; the commands and these functions call the same code. Ray is started for as long as it is needed, or
-the one that the process has already is used.
+the one that the process has already is used, which keeps no actor of theirs.
 
     from raypipe import api
 

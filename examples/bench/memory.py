@@ -72,8 +72,8 @@ def trend(values: list[float]) -> Trend:
 
 def held(line: dict[str, float], kind: str) -> float:
     """MiB of a kind, or of one of its processes, in an iteration's metrics."""
-    mib = MIB_A_GIB * line.get(f"memory/{kind}_gib", 0.0)
-    return mib / line.get("memory/stages_processes", 1.0) if kind == "stages" else mib
+    mib = MIB_A_GIB * line[f"memory/{kind}_gib"]
+    return mib / line["memory/stages_processes"] if kind == "stages" else mib
 
 
 def scripted(folder: Path, iterations: int) -> list[dict[str, float]]:
@@ -137,7 +137,7 @@ def main() -> None:
     figures = {}
     names = {name for line in lines for name in line if name.endswith("_gib")}
     for kind in sorted(name.removeprefix("memory/").removesuffix("_gib") for name in names):
-        found = trend([held(line, kind) for line in lines])
+        found = trend([held(line, kind) for line in lines if f"memory/{kind}_gib" in line])
         figures[kind] = {**{key: round(value, 4) for key, value in found._asdict().items()}, "flat": found.is_flat}
         print(
             f"{kind:>12}: {found.mean:8.1f} MiB, {found.slope:+.3f} +- {found.error:.3f} an iteration, "
