@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from pathlib import Path
-from typing import Any, cast, get_origin
+from typing import Any, cast, get_args, get_origin
 
 import yaml
 from omegaconf import MISSING, OmegaConf
@@ -21,6 +21,8 @@ from raypipe.config_checks import check, check_across
 
 # Keys that are lists of mappings.
 LISTS: dict[str, type] = {"grade.graders": GraderConfig, "pipeline.stages": StageConfig}
+# What lists and mappings hold, in words.
+NAMES: dict[Any, str] = {str: "a text", int: "a whole number"}
 
 
 def load_config(
@@ -181,7 +183,7 @@ def _refuse_unknown_keys(node: Any, cls: type, prefix: str, source: str | Path) 
 
 def _refuse_other_containers(config: Any, prefix: str) -> None:
     """What a reference such as ${oc.env:HOME} stands for is known only at the end, and OmegaConf does not compare it
-    with the type of a list, a mapping or an entry of LISTS."""
+    with the type of a list, a mapping or an entry of LISTS, nor a list or mapping with that of an entry."""
     for f in dataclasses.fields(config):
         value, full = getattr(config, f.name), f"{prefix}{f.name}"
         kind: Any = get_origin(f.type) or f.type
@@ -189,6 +191,11 @@ def _refuse_other_containers(config: Any, prefix: str) -> None:
             raise ValueError(
                 f"{full}={value!r} has the wrong type: it must be a {'list' if kind is list else 'mapping'}"
             )
+        entry_type: Any = (get_args(f.type) or [None])[-1]
+        if entry_type in NAMES:
+            for at, entry in value.items() if kind is dict else enumerate(value):
+                if not isinstance(entry, entry_type):
+                    raise ValueError(f"{full}.{at}={entry!r} has the wrong type: it must be {NAMES[entry_type]}")
         if dataclasses.is_dataclass(value):
             _refuse_other_containers(value, f"{full}.")
         for i, entry in enumerate(value if full in LISTS else ()):

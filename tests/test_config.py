@@ -72,6 +72,9 @@ def good(folder: Path, *overrides: str) -> Config:
         ("train.node_labels=${oc.env:HOME}", ["train.node_labels", "wrong type", "mapping"]),
         ("grade.graders=${oc.env:HOME}", ["grade.graders", "wrong type", "list"]),
         ("grade.graders=['${oc.env:HOME}']", ["grade.graders.0", "mapping"]),
+        ("data.train_files=[{path: a:b}]", ["data.train_files.0", "{'path': 'a:b'}", "must be a text"]),
+        ("engine.node_labels={pool: {a: b}}", ["engine.node_labels.pool", "{'a': 'b'}", "must be a text"]),
+        ("log.timelines=[[1]]", ["log.timelines.0", "[1]", "must be a whole number"]),
         ("run.name=&a [*a]", ["run.name", "cannot be applied"]),
         ("data.train_files=[]", ["data.train_files", "required"]),
         ("data.train_files=ok.jsonl", ["data.train_files", "ok.jsonl", "list"]),
@@ -192,8 +195,8 @@ def test_a_checkpoint_to_start_from_is_looked_for_before_the_run(folder):
 KEYS = [f"{part.name}.{f.name}" for part in dataclasses.fields(Config) for f in dataclasses.fields(part.type)]
 # What a user may write by mistake: any text, and what YAML reads as another type, a number that is none, a reference.
 texts = st.text(max_size=12) | st.sampled_from(
-    ["null", "[]", "{}", "[{path: a:b}]", "1e400", ".nan", "-.inf", "9" * 5000, "yes", "2026-11-30", "0x10", "&a [*a]",
-     "!!python/object:os.system x", "${oc.env:HOME}", "${run.name}", "${", "${x", "???", "{a: {b: c}}", "a: b", "- 1"]
+    ["null", "[]", "{}", "[{path: a:b}]", "[[1]]", "1e400", ".nan", "-.inf", "9" * 5000, "yes", "2026-11-30", "0x10",
+     "&a [*a]", "!!python/object:os.system x", "${oc.env:HOME}", "${run.name}", "${", "${x", "???", "{a: {b: c}}", "a: b", "- 1"]
 )  # fmt: skip
 
 
