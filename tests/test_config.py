@@ -196,7 +196,8 @@ KEYS = [f"{part.name}.{f.name}" for part in dataclasses.fields(Config) for f in 
 # What a user may write by mistake: any text, and what YAML reads as another type, a number that is none, a reference.
 texts = st.text(max_size=12) | st.sampled_from(
     ["null", "[]", "{}", "[{path: a:b}]", "[[1]]", "1e400", ".nan", "-.inf", "9" * 5000, "yes", "2026-11-30", "0x10",
-     "&a [*a]", "!!python/object:os.system x", "${oc.env:HOME}", "${run.name}", "${", "${x", "???", "{a: {b: c}}", "a: b", "- 1"]
+     "&a [*a]", "!!python/object:os.system x", "${oc.env:HOME}", "${run.name}", "${", "${x", "???", "{a: {b: c}}",
+     "a: b", "- 1"]
 )  # fmt: skip
 
 
