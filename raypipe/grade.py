@@ -138,8 +138,6 @@ def grade_rows(config: Config, rows: Rows, per_block: int = SAMPLES_PER_BLOCK) -
             ray.get(dispatcher.close.remote())
         except ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, ValueError) else error from None
-        finally:
-            ray.kill(dispatcher)
     return [found[row["sample_id"]] for row in rows]
 
 

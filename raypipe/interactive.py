@@ -161,13 +161,7 @@ class Pipeline:
 
     def _keep(self, actors: list[Any], ready: str) -> None:
         """Waits until each has started, and ends it with the pipeline. Raises what kept it from starting."""
-
-        def end() -> None:
-            close(actors)
-            for actor in actors:
-                ray.kill(actor)
-
-        self.started.callback(end)
+        self.started.callback(close, actors)
         try:
             ray.get([getattr(actor, ready).remote() for actor in actors])
         except ray.exceptions.RayTaskError as error:

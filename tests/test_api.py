@@ -1,5 +1,7 @@
 """The commands as functions, and the plan a stage at a time, on real engines and graders."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -116,32 +118,53 @@ def test_saved_responses_are_graded_without_an_engine(workplace, ray_session):
     pipeline.close()
 
 
+SCRIPT = """
+import ray
+from raypipe import api
+rows = [{"prompt": "?", "answer": "42", "response": text} for text in ("42", "41")]
+for _ in range(2):
+    print([row["score"] for row in api.grade(rows, "graders.exact:ExactGrader", processes=1)], ray.is_initialized())
+"""
+
+
+def test_in_a_script_each_call_has_a_ray_of_its_own():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [line for line in done.stdout.splitlines() if line.startswith("[")] == ["[1.0, 0.0] False"] * 2
+
+
 @pytest.fixture(scope="module")
-def trained(workplace, ray_session) -> RunFolder:
-    """A run in a Ray that was there before, as in a notebook; engines and learner take turns. On a machine without
-    GPUs nothing is freed by that, but the order is the same."""
-    return api.train(
-        workplace / "config.yaml",
-        ["algorithm.kl_coef=0", "data.val_files=[]", "pipeline.colocate=true",
-         "rollout.overprovision=0.25", "rollout.n=4", "rollout.max_response_length=32", "engine.max_num_seqs=4",
-         "engine.num_gpus=-1", "train.gpus_per_rank=-1", "log.timelines=[0]"],
-    )  # fmt: skip
+def training(workplace, ray_session) -> tuple[RunFolder, str]:
+    """A run in a Ray that was there before, as in a notebook, and what it printed; engines and learner take turns. On a
+    machine without GPUs nothing is freed by that, but the order is the same."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        folder = api.train(
+            workplace / "config.yaml",
+            ["algorithm.kl_coef=0", "data.val_files=[]", "run.iterations=2", "pipeline.colocate=true",
+             "rollout.overprovision=0.25", "rollout.n=4", "rollout.max_response_length=32", "engine.max_num_seqs=4",
+             "engine.num_gpus=-1", "train.gpus_per_rank=-1", "log.timelines=[0, 1]", "log.quiet=false"],
+        )  # fmt: skip
+    return folder, printed.getvalue()
 
 
-def test_engines_and_learner_take_turns_and_extra_prompts_are_cut_off(trained):
-    (line,) = trained.read_metrics()
-    assert (line["samples"], line["train/prompts"], line["group/surplus"]) == (16, 4, 1)
-    assert line["mismatch/max"] < 1e-4 and line["staleness/max"] == 0
-    assert line["overlap/first_grade_lead_s"] > 0
-    trace = json.loads((trained.path / "timelines/it_000000.json").read_text())
-    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    generated = [event["ts"] + event["dur"] for event in events if event["cat"].startswith("Generate")]
-    learner = [event["ts"] for event in events if event["name"] in ("train", "update weights")]
-    assert len(learner) == 2 and max(generated) <= min(learner)
+def test_engines_and_learner_take_turns_and_extra_prompts_are_cut_off(training):
+    trained, printed = training
+    assert "pipeline.colocate: engines and learner take turns" in printed
+    lines = trained.read_metrics()
+    assert [line["iteration"] for line in lines] == [0, 1]
+    for iteration, line in enumerate(lines):
+        assert (line["samples"], line["train/prompts"], line["group/surplus"]) == (16, 4, 1)
+        assert line["mismatch/max"] < 1e-4 and line["staleness/max"] == 0
+        assert line["overlap/first_grade_lead_s"] > 0
+        trace = json.loads((trained.path / f"timelines/it_{iteration:06d}.json").read_text())
+        events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        generated = [event["ts"] + event["dur"] for event in events if event["cat"].startswith("Generate")]
+        learner = [event["ts"] for event in events if event["name"] in ("train", "update weights")]
+        assert len(learner) == 2 and max(generated) <= min(learner)
 
 
-def test_the_trained_model_is_evaluated_and_sampled(workplace, trained, tmp_path):
-    model, out = f"model.path={trained.checkpoints}/step_1/hf", tmp_path / "best.parquet"
+def test_the_trained_model_is_evaluated_and_sampled(workplace, training, tmp_path):
+    model, out = f"model.path={training[0].checkpoints}/step_2/hf", tmp_path / "best.parquet"
     summary = api.evaluate(workplace / "config.yaml", [model, "eval.n=2", "eval.temperature=1.0"])
     assert summary["data_sources"]["default"]["avg@2"]["prompts"] == 6
     samples = api.generate(workplace / "config.yaml", [model], out=out, keep="best")

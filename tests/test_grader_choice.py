@@ -247,7 +247,7 @@ def test_long_responses_take_linear_time(unit):
         reader.read(text)
         return time.thread_time() - started
 
-    # Quadratic work would take 64 times as long, however often; 24 and a second try leave room for another's load.
+    # Quadratic work would take 64 times as long, however often; 24 and two more tries leave room for another's load.
     assert any(seconds(160_000) < 24 * max(seconds(20_000), 0.005) for _ in range(3))
 
 

@@ -238,11 +238,11 @@ def test_groups_that_wait_for_a_slow_grader_are_cut_off_too(ray_session):
 
 
 def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
-    config = config_for("stream", prompts=6, n=4, iterations=2)
+    config = config_for("stream", prompts=6, n=4, iterations=3)
     with scripted_run(config, engines=2, seconds=(0.2, 4.0)) as run:
         feed = run.feed()
         processes = {stat["pid"] for stat in ray.get([engine.stats.remote() for engine in run.engines])}
-        for iteration in range(2):
+        for iteration in range(3):
             [rows] = run.rows([feed], iteration)
             assert sorted(row["sample_id"] for row in rows) == sorted(
                 f"{iteration}/{group}/{member}" for group in range(6) for member in range(4)
@@ -264,7 +264,7 @@ def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
             run.open_gates(iteration + 1)
         # Engines start once in a run: the same processes have served all plans.
         stats = ray.get([engine.stats.remote() for engine in run.engines])
-        assert sum(stat["served"] for stat in stats) == 48
+        assert sum(stat["served"] for stat in stats) == 72
         assert {stat["pid"] for stat in stats} == processes and len(processes) == 2
 
 
