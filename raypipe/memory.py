@@ -29,8 +29,9 @@ ACTORS = {
     "PlanServer": ("plans", "plans"),
     "SplitCoordinator": ("stages", "stages"),  # these two end with their plan
     "MapWorker": ("stages", "stages"),
+    "IDLE": ("idle", "idle"),  # workers that Ray keeps ready, some for a moment
 }
-# Ray's own: raylets, their agents, idle workers, the controller of Ray Train, GCS, dashboard.
+# Ray's own: raylets, their agents, the controller of Ray Train, GCS, dashboard.
 OTHERS = ("ray", "ray")
 # Seconds that an iteration's metrics wait for the probes.
 PATIENCE_S = 5.0

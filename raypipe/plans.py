@@ -24,6 +24,7 @@ from raypipe.attempts import Attempts, Told
 from raypipe.config import Config, reserve_size
 from raypipe.lengths import ResponseLengths, longest_first
 from raypipe.pipeline import Workers, build_plan
+from raypipe.plan_rows import end_execution
 from raypipe.prompts import Prompt, PromptOrder
 from raypipe.rows import PLACE, PROMPT_COLUMNS, SAVED
 
@@ -99,10 +100,8 @@ class PlanServer:
         dispatcher = ray.get_actor(self.workers.dispatcher)
         for iteration in iterations:
             plan = self.plans.pop(iteration)
-            # The actor that executes the plan is killed, not left to go out of scope: then Ray (2.60) closes all
-            # connections to it, at least where something of the plan is still held (see Feed).
             for iterator in plan.iterators[:1]:
-                ray.kill(iterator._coord_actor)
+                end_execution(iterator._coord_actor)
             dispatcher.forget.remote(plan.name)
             if self.workers.reserve:
                 ray.get_actor(self.workers.reserve).forget.remote(plan.name)

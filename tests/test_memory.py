@@ -25,7 +25,7 @@ MIB = 2**20
         ("ray::SplitCoordinator.get", "stages"),
         ("ray::run/plans:PlanServer.__init__", "plans"),
         ("ray::GraderHost", "grader_host"),
-        ("ray::IDLE", "ray"),
+        ("ray::IDLE", "idle"),
         ("ray::DashboardAgent", "ray"),
         ("ray::SomeoneElse(Scorer)", "ray"),
     ],

