@@ -24,7 +24,7 @@ from ray.data._internal.execution.execution_callback import ExecutionCallback
 from ray.data.read_api import from_blocks
 
 from raypipe.config import StageConfig, stage_name
-from raypipe.plan_rows import PlanRows
+from raypipe.plan_process import PlanRows
 from raypipe.stages.generate import Generate
 from raypipe.stages.grade import Grade
 from raypipe.stages.own import labelled

@@ -24,7 +24,7 @@ from raypipe.attempts import Attempts, Told
 from raypipe.config import Config, reserve_size
 from raypipe.lengths import ResponseLengths, longest_first
 from raypipe.pipeline import Workers, build_plan
-from raypipe.plan_rows import end_execution
+from raypipe.plan_process import end_execution
 from raypipe.prompts import Prompt, PromptOrder
 from raypipe.rows import PLACE, PROMPT_COLUMNS, SAVED
 

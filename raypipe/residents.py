@@ -20,7 +20,7 @@ from raypipe.config import Config, engine_count, grader_actors, heldout_response
 from raypipe.engines.vllm import start_engines
 from raypipe.grading.dispatcher import start_dispatcher
 from raypipe.pipeline import Workers
-from raypipe.plan_rows import start_quiet_stats
+from raypipe.plan_process import start_quiet_stats
 from raypipe.resources import Demand
 
 # Seconds that resident actors have to end what they started, as a rule and after a signal.

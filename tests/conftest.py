@@ -15,7 +15,7 @@ def ray_session() -> Iterator[None]:
     """A Ray of this machine whose workers find the package and the tests' modules."""
     import ray
 
-    from raypipe.plan_rows import start_quiet_stats
+    from raypipe.plan_process import start_quiet_stats
     from raypipe.residents import environment
 
     # Metrics come each second, not each ten, for which their tests would wait.
