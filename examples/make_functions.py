@@ -18,8 +18,9 @@ from typing import Any
 INSTRUCTION = "Write this Python function, in one ```python block and nothing else."
 CALLS = 6  # the first stands in the docstring, the others are tests
 
-# Of each kind of problem: name, docstring, argument, and the function; {a} is a number from 2 to 40.
-KINDS: list[tuple[str, str, str, Callable[[Any, int], Any]]] = [
+# Name, docstring, argument, and the function; {a} is a number from 2 to 40.
+Kind = tuple[str, str, str, Callable[[Any, int], Any]]
+KINDS: list[Kind] = [
     ("add_{a}", "Return x plus {a}.", "int", lambda x, a: x + a),
     ("subtract_{a}", "Return x minus {a}.", "int", lambda x, a: x - a),
     ("times_{a}", "Return x times {a}.", "int", lambda x, a: x * a),
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for train.jsonl and heldout.jsonl")
     options = parser.parse_args(arguments)
     draw = random.Random(options.seed)
-    problems = [(kind, a) for kind in range(len(KINDS)) for a in NUMBERS]
+    problems = [(kind, a) for kind in KINDS for a in NUMBERS]
     if options.size + options.heldout > len(problems):
         print(f"error: there are {len(problems)} problems; ask for fewer with --size and --heldout", file=sys.stderr)
         return 1
@@ -61,9 +62,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def row(kind: int, a: int, draw: random.Random) -> dict[str, Any]:
+def row(kind: Kind, a: int, draw: random.Random) -> dict[str, Any]:
     """A problem as a row; the grader reads the tests from the ground truth."""
-    name, text, argument, function = KINDS[kind]
+    name, text, argument, function = kind
     name, text = name.format(a=a), text.format(a=a)
     calls = [(x, function(x, a)) for x in (an_argument(argument, a, draw) for _ in range(CALLS))]
     (given, wanted), *others = calls

@@ -21,8 +21,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from graders.exact import after_thinking, last_answer_tag, last_boxed
+from graders.exact import after_thinking, marked_or_whole
 
+# What a formula is parsed to.
+NODES = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UAdd, ast.USub)
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 # Beyond this a text is no formula of a few numbers, and takes the parser long.
 MAX_CHARACTERS = 200
@@ -61,7 +63,8 @@ class CountdownGrader:
         formula = _formula(response)
         if formula is None:
             return {"score": 0.0, "numbers": 0.0}
-        used = Counter(int(digits) for digits in re.findall(r"\d+", ast.unparse(formula)))
+        values = (node.value for node in ast.walk(formula) if isinstance(node, ast.Constant))
+        used = Counter(value for value in values if isinstance(value, int))
         share = (used & numbers).total() / max(used.total(), numbers.total())
         try:
             is_right = share == 1 and _value(formula) == target
@@ -87,24 +90,14 @@ def _formula(response: str | None) -> ast.expr | None:
     text = after_thinking(response)
     if text is None:
         return None
-    tagged = last_answer_tag(text)
-    boxed = last_boxed(text) if tagged is None else None
-    formula = next((part for part in (tagged, boxed) if part is not None), text).strip()
+    formula = marked_or_whole(text).strip()
     if len(formula) > MAX_CHARACTERS or not re.fullmatch(r"[\d\s()+\-*/]+", formula):
         return None
     try:
         parsed = ast.parse(formula, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    return parsed if _is_formula(parsed) else None
-
-
-def _is_formula(node: ast.expr) -> bool:
-    if isinstance(node, ast.BinOp):
-        return type(node.op) in OPERATORS and _is_formula(node.left) and _is_formula(node.right)
-    if isinstance(node, ast.UnaryOp):
-        return isinstance(node.op, ast.UAdd | ast.USub) and _is_formula(node.operand)
-    return isinstance(node, ast.Constant) and isinstance(node.value, int)
+    return parsed if all(isinstance(node, NODES) for node in ast.walk(parsed)) else None
 
 
 def _value(node: Any) -> Fraction:

@@ -100,6 +100,12 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
+def marked_or_whole(text: str) -> str:
+    r"""What the last `<answer>` holds, else the last `\boxed{}`, else all of the text."""
+    marked = (last_answer_tag(text), last_boxed(text))
+    return next((part for part in marked if part is not None), text)
+
+
 def _key_texts(key: Any) -> list[str]:
     keys = [k for k in (key if isinstance(key, list | tuple) else [key]) if k is not None]
     for k in keys:

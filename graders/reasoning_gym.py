@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from graders.exact import after_thinking, last_answer_tag, last_boxed
+from graders.exact import EXTRACTORS, after_thinking, marked_or_whole
 
 Scorer = Callable[..., float]
 
@@ -44,7 +44,7 @@ FORMULA_NAMES = frozenset(
     "Abs E I abs acos acosh acot asec asin asinh atan atanh cos cosh cot csc exp ln log pi sec sign sin sinh sqrt tan "
     "tanh".split()
 )
-EXTRACT = ("auto", "answer_tag", "boxed", "whole")
+EXTRACT = {"auto": marked_or_whole, **{name: EXTRACTORS[name] for name in ("answer_tag", "boxed", "whole")}}
 
 
 class ReasoningGymGrader:
@@ -68,7 +68,7 @@ class ReasoningGymGrader:
     def __init__(self, extract: str = "auto", binary: bool = False, task: str | None = None) -> None:
         if extract not in EXTRACT:
             raise ValueError(f"extract={extract!r} is unknown: choose one of {', '.join(EXTRACT)}")
-        self.extract = extract
+        self.extract = EXTRACT[extract]
         self.binary = binary
         self.task = task
         import reasoning_gym  # noqa: F401  here, not with the first sample, whose deadline would pay for it
@@ -106,12 +106,7 @@ class ReasoningGymGrader:
 
     def _answer(self, response: str | None) -> str | None:
         text = after_thinking(response)
-        if text is None:
-            return None
-        tagged = last_answer_tag(text) if self.extract in ("auto", "answer_tag") else None
-        boxed = last_boxed(text) if self.extract in ("auto", "boxed") and tagged is None else None
-        whole = text if self.extract in ("auto", "whole") and tagged is None and boxed is None else None
-        found = next((part for part in (tagged, boxed, whole) if part is not None), None)
+        found = None if text is None else self.extract(text)
         return None if found is None else found.strip() or None
 
 

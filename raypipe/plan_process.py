@@ -32,8 +32,8 @@ stage_classes: list[Any] = []
 
 
 def end_execution(executor: ActorHandle) -> None:
-    """Kills the actor that executes a plan, its classes forgotten. It is not left to go out of scope: then Ray (2.60)
-    would keep connections to it."""
+    """Kills the actor that executes a plan, its classes forgotten. It is not left to go out of scope: of a killed one
+    Ray (2.60) closes all connections, at least where something of the plan is still held (see `Feed`)."""
     with contextlib.suppress(ray.exceptions.RayError):  # it is gone, or busy with a plan that is abandoned
         ray.get(executor.__ray_call__.remote(_forget_classes), timeout=FORGET_S)
     ray.kill(executor)

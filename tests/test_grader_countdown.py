@@ -63,7 +63,7 @@ def test_nothing_but_plain_formulas_is_read(response):
     assert time.process_time() - start < 1
 
 
-def test_wrong_is_never_worth_as_much_as_right():
+def test_partial_credit_is_a_share_of_full_credit():
     with pytest.raises(ValueError, match="partial=2 must be from 0 to 1"):
         CountdownGrader(partial=2)
 

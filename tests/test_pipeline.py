@@ -381,7 +381,7 @@ def test_plans_that_are_over_leave_no_thread_connection_or_class_behind(ray_sess
         until(lambda: set(threading.enumerate()) <= threads)
         # Of the first three: the last one's blocks are still held.
         until(lambda: dead_sockets() <= sockets + 1)
-        assert stage_classes() <= classes + 2  # those of the plan opened ahead, which the server keeps
+        assert stage_classes() <= classes
 
 
 def test_the_next_plan_waits_at_the_gate(ray_session):
