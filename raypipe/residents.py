@@ -30,8 +30,9 @@ CLOSE_S, HURRIED_CLOSE_S = 20.0, 4.0
 # Settings of a Ray that raypipe starts, where the environment has no others. A run has more processes than cores, most
 # of them idle, and Ray would warn of each few. What Ray keeps of the past would grow with each iteration: 100,000 tasks
 # and 100,000 dead actors for its dashboard, and (see `start_ray`) every series of every process until a Prometheus
-# comes for it.
+# comes for it. glibc has 8 arenas a core, each with its own freed memory, for the dozens of threads of a Ray worker.
 RAY_SETTINGS = {
+    "MALLOC_ARENA_MAX": "2",
     "RAY_worker_maximum_startup_concurrency": "16",
     "RAY_task_events_max_num_task_in_gcs": "5000",
     "RAY_maximum_gcs_destroyed_actor_cached_count": "200",

@@ -44,8 +44,9 @@ from raypipe.scripted import scripted_run
 MIB_A_GIB = 1024
 PROMPTS, SAMPLES = 8, 4
 CHANGING = ("stages", "idle")  # kinds of which there are now more processes, now less
-# Ray holds the connections of a worker that has ended for up to ten minutes; here not longer than the warm-up.
-RAY_SETTINGS = {"RAY_subscriber_timeout_ms": "20000"}
+# Two things that stop growing, here within the warm-up: the connections of workers that have ended, which Ray holds for
+# up to ten minutes, and what vLLM on CPU keeps of each new number of tokens in a batch, up to 1024 oneDNN primitives.
+SOON_FULL = {"RAY_subscriber_timeout_ms": "20000", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8"}
 
 
 class LengthGrader:
@@ -133,7 +134,7 @@ def main() -> None:
     options = parser.parse_args()
     iterations = options.iterations or (12 if options.quick else 30 if options.real else 200)
     warm_up = options.warm_up or (3 if options.quick else 60 if options.real else 100)
-    os.environ.update(RAY_SETTINGS)
+    os.environ.update(SOON_FULL)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         lines = (real if options.real else scripted)(Path(folder), warm_up + iterations)
