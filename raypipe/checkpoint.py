@@ -13,7 +13,7 @@ that cannot be written costs itself only: the run says so and goes on, unless it
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,9 +65,10 @@ class CheckpointWriter:
         self.told: list[str] = []
         self.figures: dict[str, float] = {}
 
-    def save(self, iteration: int) -> None:
-        """Begins to write `step_{iteration}`; `iteration` iterations have been trained. Returns when the learner may
-        change again. Waits for the checkpoint before, of which a failure is told in `notes`."""
+    def save(self, iteration: int, under_way: Sequence[int] = ()) -> None:
+        """Begins to write `step_{iteration}`; `iteration` iterations have been trained, and the prompts at `under_way`
+        are (see `carry.py`). Returns when the learner may change again. Waits for the checkpoint before, of which a
+        failure is told in `notes`."""
         self.wait()
         self.failure = ""  # told already
         if self.rank == 0:
@@ -75,9 +76,9 @@ class CheckpointWriter:
         partial = partial_folder(self.folder, iteration)
         state = DefaultStager(STAGING).stage(state_of(self.learner))
         exports = exports_of(self.learner, partial, write=self.rank == 0)
-        kl_coef = self.learner.kl_coef
+        progress = {"kl_coef": self.learner.kl_coef, "under_way": list(under_way)}
         self.thread = threading.Thread(
-            target=self._write, args=(partial, iteration, state, exports, kl_coef), daemon=True, name="checkpoint"
+            target=self._write, args=(partial, iteration, state, exports, progress), daemon=True, name="checkpoint"
         )
         self.thread.start()
 
@@ -98,7 +99,12 @@ class CheckpointWriter:
         return figures
 
     def _write(
-        self, partial: Path, iteration: int, state: dict[str, Any], exports: list[Callable[[], None]], kl_coef: float
+        self,
+        partial: Path,
+        iteration: int,
+        state: dict[str, Any],
+        exports: list[Callable[[], None]],
+        progress: dict[str, Any],
     ) -> None:
         begin = time.perf_counter()
         keep = self.learner.config.checkpoint
@@ -108,7 +114,7 @@ class CheckpointWriter:
                 for export in exports:
                     export()
                 self._wait_for_metrics(iteration)
-                commit(partial, iteration, kl_coef, keep.keep_last, keep.keep_every)
+                commit(partial, iteration, progress, keep.keep_last, keep.keep_every)
         except (Exception, CheckpointException) as error:
             self.failure = (
                 f"checkpoint step_{iteration} could not be written; older ones in {self.folder} are as they were: "
@@ -157,9 +163,11 @@ def state_of(learner: "Learner") -> dict[str, Any]:
 @dataclass(frozen=True)
 class Restored:
     """iteration: iterations behind the checkpoint that was loaded; 0 where there is none.
+    under_way: positions of the prompts that were under way then, see `carry.py`.
     notes: checkpoints that could not be loaded, and why."""
 
     iteration: int
+    under_way: list[int]
     notes: list[str]
 
 
@@ -176,11 +184,11 @@ def load(folder: Path, learner: "Learner") -> Restored:
             _, problem = _together(learner, _load_state, path, learner, read[1])
         if not problem:
             learner.kl_coef = read[0]["kl_coef"]
-            return Restored(read[0]["iteration"], notes)
+            return Restored(read[0]["iteration"], read[0]["under_way"], notes)
         notes.append(f"{path} is passed over: {problem}")
     if found:
         raise RuntimeError(f"no checkpoint in {folder} can be loaded: {'; '.join(notes)}")
-    return Restored(0, notes)
+    return Restored(0, [], notes)
 
 
 def _together(learner: "Learner", call: Callable[..., Any], *args: Any) -> tuple[Any, str]:

@@ -91,7 +91,8 @@ def number(path: Path) -> int:
 
 
 def read_progress(path: Path) -> dict[str, Any]:
-    """progress.json of a whole checkpoint: iteration, kl_coef, files. Raises Unreadable if it is not whole."""
+    """progress.json of a whole checkpoint: iteration, kl_coef, under_way (positions of prompts, see `carry.py`), files.
+    Raises Unreadable if it is not whole."""
     progress = path / PROGRESS
     try:
         told = json.loads(progress.read_text(encoding="utf-8"))
@@ -99,7 +100,12 @@ def read_progress(path: Path) -> dict[str, Any]:
             file = path / name
             if (there := file.stat().st_size) != size:
                 raise Unreadable(f"{file} has {there} bytes and should have {size}")
-        return {"iteration": int(told["iteration"]), "kl_coef": float(told["kl_coef"]), "files": told["files"]}
+        return {
+            "iteration": int(told["iteration"]),
+            "kl_coef": float(told["kl_coef"]),
+            "under_way": [int(position) for position in told.get("under_way", [])],
+            "files": told["files"],
+        }
     except OSError as error:
         raise Unreadable(f"{error.filename}: {_reason(error)}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -137,16 +143,19 @@ def find_origin(path: str) -> Start:
         raise ValueError(f"{problem} cannot be used: {error}; name another checkpoint") from None
 
 
-def commit(partial: Path, iteration: int, kl_coef: float, keep_last: int, keep_every: int) -> Path:
+def commit(partial: Path, iteration: int, progress: dict[str, Any], keep_last: int, keep_every: int) -> Path:
     """Makes a checkpoint out of the folder `partial`, in which all is written, and deletes older ones.
 
     Kept are the `keep_last` newest and those whose iteration is a multiple of `keep_every`, if that is not 0. Raises
     OSError; then the older ones are all still there.
+
+    Args:
+        progress: what else progress.json says (see `read_progress`).
     """
     folder = partial.parent
     target = folder / f"step_{iteration}"
     files = {str(file.relative_to(partial)): file.stat().st_size for file in partial.rglob("*") if file.is_file()}
-    write_text(partial / PROGRESS, json.dumps({"iteration": iteration, "kl_coef": kl_coef, "files": files}))
+    write_text(partial / PROGRESS, json.dumps({"iteration": iteration, **progress, "files": files}))
     for path in partial.rglob("*"):
         flush(path)
     flush(partial)

@@ -78,6 +78,11 @@ class RolloutConfig:
         "further prompts an iteration, as a fraction of data.train_batch_size, that start with the others; once "
         "train_batch_size are graded the rest is cut off: no wait for stragglers, but a bias towards short responses",
     )
+    carry_over: float = key(
+        0.0,
+        "prompts, as a fraction of data.train_batch_size, that an iteration leaves under way and the next one takes; "
+        "needs pipeline.inflight_update, with which their responses run on through the weight update",
+    )
     samples_per_block: int = key(
         0, "samples of one prompt that travel to the learner together, 1 to rollout.n; 0: all; grading never waits"
     )
@@ -320,6 +325,13 @@ def heldout_response_length(config: Config) -> int:
     return config.eval.max_response_length or config.rollout.max_response_length
 
 
+def is_eval(config: Config, iteration: int, heldout: int) -> bool:
+    """Whether an iteration's plan also samples the held-out prompts: before the first update, after the last, and
+    every `eval.every` in between. Iteration `run.iterations` holds nothing else."""
+    every = config.eval.every
+    return heldout > 0 and (iteration in (0, config.run.iterations) or (every > 0 and iteration % every == 0))
+
+
 def starts_elsewhere(config: Config) -> bool:
     """Whether run.resume names a checkpoint."""
     return config.run.resume not in ("never", "auto")
@@ -328,6 +340,11 @@ def starts_elsewhere(config: Config) -> bool:
 def extra_prompts(config: Config) -> int:
     """Prompts of an iteration past train_batch_size that `rollout.overprovision` asks for."""
     return math.ceil(round(config.rollout.overprovision * config.data.train_batch_size, 6))
+
+
+def carried_prompts(config: Config) -> int:
+    """Prompts that an iteration leaves to the next one (`rollout.carry_over`)."""
+    return math.ceil(round(config.rollout.carry_over * config.data.train_batch_size, 6))
 
 
 def reserve_size(config: Config) -> int:

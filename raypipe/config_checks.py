@@ -45,6 +45,7 @@ BOUNDS = {
     "rollout.top_p": (0.01, 1),
     "rollout.reserve_prompts": (0, None),
     "rollout.overprovision": (0, 4),
+    "rollout.carry_over": (0, 1),
     "rollout.samples_per_block": (0, None),
     "engine.count": (1, None),
     "engine.tensor_parallel_size": (1, None),
@@ -167,6 +168,8 @@ def check_across(config: Config) -> None:
             f"{rollout.samples_per_block}: a group is cut off as a whole, so its samples travel together; set "
             "rollout.samples_per_block to 0"
         )
+    if rollout.carry_over:
+        check_carry_over(config)
     longest = data.max_prompt_length + rollout.max_response_length
     if train.micro_batch_tokens < longest:
         raise ValueError(
@@ -176,6 +179,23 @@ def check_across(config: Config) -> None:
     check_algorithm(config)
     if config.pipeline.colocate:
         check_colocated(config)
+
+
+def check_carry_over(config: Config) -> None:
+    """Raises ValueError at the first value that keeps samples from being finished in the next iteration."""
+    value = f"rollout.carry_over={config.rollout.carry_over:g}"
+    if not (config.pipeline.max_staleness and config.pipeline.inflight_update):
+        raise ValueError(
+            f"{value} with pipeline.max_staleness={config.pipeline.max_staleness} and pipeline.inflight_update="
+            f"{str(config.pipeline.inflight_update).lower()}: what is carried over runs on through a weight update, "
+            "and is a version old then; set pipeline.max_staleness to at least 1 and pipeline.inflight_update=true"
+        )
+    for name in ("overprovision", "reserve_prompts"):
+        if getattr(config.rollout, name):
+            raise ValueError(
+                f"{value} with rollout.{name}={getattr(config.rollout, name):g}: either prompts beyond the batch are "
+                "finished later, or they are cut off or replaced; leave one of the two out"
+            )
 
 
 def check_colocated(config: Config) -> None:

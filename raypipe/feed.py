@@ -48,7 +48,7 @@ class Feed:
         opened = iteration in self.queues
         for soon in range(iteration, iteration + self.ahead + opened):
             self._open(soon)
-        for over in [each for each in list(self.held) if each < iteration - 1]:
+        for over in [each for each in list(self.held) if each < iteration - 2]:
             del self.held[over]
         arrived = self.queues[iteration]
 

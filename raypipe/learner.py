@@ -27,8 +27,9 @@ from raypipe import checkpoint, losses, targets
 from raypipe.advantages import adaptive_kl
 from raypipe.arrivals import mini_batch_of
 from raypipe.batching import Batch, lay_out, pad_tokens, split
+from raypipe.carry import CarryOver
 from raypipe.colocate import Turns
-from raypipe.config import Config, old_logprobs
+from raypipe.config import Config, is_eval, old_logprobs
 from raypipe.feed import Feed
 from raypipe.losses import Metrics
 from raypipe.modeling import Critic, Policy, compute_dtype, layout, learning_rate, load_critic, load_policy, shard
@@ -79,7 +80,7 @@ def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -
     trained = saved = restored.iteration
     writer = checkpoint.CheckpointWriter(folder.checkpoints, learner, folder.metrics)
     writer.told += restored.notes
-    ray.get(server.starts_at.remote(attempt, trained))
+    ray.get(server.starts_at.remote(attempt, trained, restored.under_way))
     publish = publisher(learner, job["engines"], job["scorers"], config.pipeline.inflight_update)
     turns = Turns(job["engines"], rank, learner.gather) if config.pipeline.colocate else None
     if turns:
@@ -89,12 +90,13 @@ def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -
             publish(trained)
     ahead = max(config.pipeline.plans_ahead, config.pipeline.max_staleness)
     feed = Feed(server, rank, attempt, config.run.iterations, ahead)
+    carry = CarryOver(config, learner.gather, restored.under_way)
 
     def keep() -> None:
         nonlocal saved
         if trained > saved:
             with spans("checkpoint"):
-                writer.save(trained)
+                writer.save(trained, carry.positions)
             saved = trained
 
     def stop() -> None:
@@ -102,11 +104,15 @@ def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -
         writer.wait()  # what cannot be written is the driver's to see, in what there is
 
     while trained < config.run.iterations:
+        take = feed.taker(trained)
+        if config.rollout.carry_over or carry.positions:
+            take = carry.taker(trained, take, is_eval(config, trained, len(config.data.val_files)))
         try:
-            record = learner.iterate(trained, feed.taker(trained), spans)
+            record = learner.iterate(trained, take, spans)
         except Stopped:
             return stop()
         trained += 1
+        carry.settle()
         stopped = any(learner.gather(learner.stopping()))
         if not stopped:
             with spans("update weights"):

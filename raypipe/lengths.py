@@ -44,10 +44,11 @@ class ResponseLengths:
 def longest_first(blocks: Sequence[pa.Table], lengths: ResponseLengths, config: Config) -> list[pa.Table]:
     """An iteration's blocks (`plans.iteration_blocks`), those of each mini-batch by falling expected length.
 
-    Mini-batches stay one after another, since the learner steps in that order; then come the reserve, by number, and
-    the held-out prompts, which fill the tail. Without a history nothing moves.
+    Mini-batches stay one after another, since the learner steps in that order, but where they are made of the prompts
+    that are complete first (rollout.carry_over); then come the reserve, by number, and the held-out prompts, which fill
+    the tail. Without a history nothing moves.
     """
-    mini_batches = config.train.mini_batches
+    mini_batches = 1 if config.rollout.carry_over else config.train.mini_batches
 
     def place(block: pa.Table) -> tuple[int, float]:
         row = {name: block[name][0].as_py() for name in ("purpose", "reserve", "group_id", "prompt_id")}

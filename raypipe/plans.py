@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,8 @@ from ray.data import DataIterator
 from ray.util.placement_group import PlacementGroup
 
 from raypipe.attempts import Attempts, Told
-from raypipe.config import Config, reserve_size
+from raypipe.carry import left_by, started
+from raypipe.config import Config, carried_prompts, is_eval, reserve_size
 from raypipe.lengths import ResponseLengths, longest_first
 from raypipe.pipeline import Workers, build_plan
 from raypipe.plan_process import end_execution
@@ -65,6 +67,7 @@ class PlanServer:
         self.plans: dict[int, Plan] = {}  # of the present attempt, by iteration
         self.place: PlacementGroup | None = None
         self.controller: ActorHandle | None = None
+        self.again: list[int] = []  # prompts that the present attempt starts anew, see carry.py
         self.lock = threading.Lock()
         # A server that Ray has started again knows nothing of earlier attempts: its numbers go on from the clock.
         lost = ray.get_runtime_context().was_current_actor_reconstructed
@@ -86,7 +89,10 @@ class PlanServer:
     def _make(self, iteration: int, attempt: int) -> Plan:
         # Not run/iteration: Ray makes the name part of a log file's path.
         name = f"{self.config.run.name}.{iteration:06d}" + (f".{attempt}" if attempt else "")
-        blocks = iteration_blocks(self.config, iteration, self.order, self.reserve, self.train, self.heldout)
+        first = self.attempts.first or 0
+        left = left_by(self.config, iteration, first, self.again)
+        positions = started(self.config, iteration, left, self.again if iteration == first else ())
+        blocks = iteration_blocks(self.config, iteration, positions, self.order, self.reserve, self.train, self.heldout)
         if not blocks:  # the last iteration, without held-out prompts
             return Plan(name, [])
         if self.workers.reserve:
@@ -129,19 +135,29 @@ class PlanServer:
         """What holds the newest learner group, and what is above it (see `begin`)."""
         return self.place, self.controller
 
-    def starts_at(self, attempt: int, iteration: int) -> None:
+    def starts_at(self, attempt: int, iteration: int, again: Sequence[int] = ()) -> None:
+        """The attempt has `iteration` trained iterations behind it. All ranks call it before they ask for a plan.
+
+        Args:
+            again: positions of prompts that were under way then (see `carry.py`).
+        """
+        with self.lock:
+            if attempt == self.attempts.number:
+                self.again = list(again)
         self.attempts.starts_at(attempt, iteration)
 
     def failed(self, attempt: int, rank: int, error: str) -> None:
         self.attempts.failed(attempt, rank, error)
 
     def report(self, attempt: int, iteration: int, rank: int, record: Any) -> None:
-        """A rank's record of a finished iteration; releases the iteration's plan once all ranks have reported."""
+        """A rank's record of a finished iteration; releases its plan once all ranks have reported, or the one before,
+        if it may have left prompts to the next."""
         with self.lock:
             self.lengths.add(record["rows"])
         if self.attempts.report(attempt, iteration, rank, record):
             with self.lock:
-                self._release([key for key in self.plans if key <= iteration])
+                over = iteration - (carried_prompts(self.config) > 0 and iteration + 1 < self.config.run.iterations)
+                self._release([key for key in self.plans if key <= over])
 
     def told(self, iteration: int, attempt: int, timeout_s: float) -> Told:
         return self.attempts.told(iteration, attempt, timeout_s)
@@ -162,13 +178,6 @@ def iteration_size(config: Config, iteration: int, heldout: int) -> int:
     return train + heldout * config.eval.n * is_eval(config, iteration, heldout)
 
 
-def is_eval(config: Config, iteration: int, heldout: int) -> bool:
-    """Whether an iteration's plan also samples the held-out prompts: before the first update, after the last, and
-    every `eval.every` in between. Iteration `run.iterations` holds nothing else."""
-    every = config.eval.every
-    return heldout > 0 and (iteration in (0, config.run.iterations) or (every > 0 and iteration % every == 0))
-
-
 def reserve_order(config: Config, prompts: int) -> PromptOrder | None:
     """The order of the prompts in reserve: its own, so that whether they are needed never moves the training order."""
     size = reserve_size(config)
@@ -178,22 +187,24 @@ def reserve_order(config: Config, prompts: int) -> PromptOrder | None:
 def iteration_blocks(
     config: Config,
     iteration: int,
+    positions: Sequence[int],
     order: PromptOrder,
     reserve: PromptOrder | None,
     train: list[Prompt],
     heldout: list[Prompt],
 ) -> list[pa.Table]:
-    """An iteration's prompts as blocks of PROMPT_COLUMNS rows: train_batch_size groups of rollout.n samples, those in
-    reserve, then eval.n samples of each held-out prompt where the iteration evaluates. Held-out requests come last and
-    fill the tail."""
+    """An iteration's prompts as blocks of PROMPT_COLUMNS rows: groups of rollout.n samples of the prompts at
+    `positions` of `order`, those in reserve, then eval.n samples of each held-out prompt where the iteration evaluates.
+    Held-out requests come last and fill the tail."""
     blocks: list[pa.Table] = []
-    rollout, n_groups = config.rollout, config.data.train_batch_size
+    rollout, n_groups = config.rollout, len(positions)
     if iteration < config.run.iterations:
-        min_version = max(0, iteration - config.pipeline.max_staleness)
-        indices, _ = order.batch_at(iteration * config.data.train_batch_size)
+        # What is carried over is a version older when it is trained on.
+        min_version = max(0, iteration - config.pipeline.max_staleness + (rollout.carry_over > 0))
         grain = rollout.samples_per_block or rollout.n
-        for group_id, index in enumerate(indices):
-            group = Group(iteration, group_id, train[int(index)], "train", rollout.n, min_version)
+        for group_id, position in enumerate(positions):
+            prompt = train[order.at(position)]
+            group = Group(iteration, group_id, prompt, "train", rollout.n, min_version)
             blocks += group_blocks(group, grain, config.run.seed)
         if reserve:
             indices, _ = reserve.batch_at(iteration * reserve.batch)

@@ -183,6 +183,10 @@ class PromptOrder:
         skip = cursor - first_epoch * self.n
         return np.concatenate(epochs)[skip : skip + self.batch], end
 
+    def at(self, cursor: int) -> int:
+        """Index of the prompt at a position."""
+        return int(self._epoch(cursor // self.n)[cursor % self.n])
+
     def _epoch(self, epoch: int) -> np.ndarray:
         return shuffled(self.n, self.seed, epoch) if self.shuffle else np.arange(self.n)
 

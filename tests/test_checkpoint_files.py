@@ -15,7 +15,7 @@ def write(folder: Path, iteration: int, keep_last: int = 10, keep_every: int = 0
     (partial / "state").mkdir(parents=True)
     (partial / "state" / "__0_0.distcp").write_bytes(bytes(1000))
     (partial / "state" / ".metadata").write_bytes(bytes(10))
-    return commit(partial, iteration, 0.5, keep_last, keep_every)
+    return commit(partial, iteration, {"kl_coef": 0.5, "under_way": [7, 3]}, keep_last, keep_every)
 
 
 def names(folder: Path) -> list[str]:
@@ -34,7 +34,8 @@ def test_the_latest_is_gone_on_from_and_nothing_else_is_left(folder):
     assert (start.path, start.iteration, start.notes) == (folder / "step_10", 10, ())
     assert names(folder) == ["latest", "step_10", "step_2", "step_4"]
     assert (folder / "latest").read_text() == "step_10"
-    assert read_progress(folder / "step_10")["kl_coef"] == 0.5
+    progress = read_progress(folder / "step_10")
+    assert (progress["kl_coef"], progress["under_way"]) == (0.5, [7, 3])
 
 
 def test_no_checkpoint_is_no_mistake(tmp_path):

@@ -21,6 +21,7 @@ from ray.data._internal.execution import streaming_executor_state
 from ray.data._internal.execution.interfaces.op_runtime_metrics import OpRuntimeMetrics
 
 from raypipe import pipeline
+from raypipe.carry import CarryOver, started
 from raypipe.config import (
     Config,
     DataConfig,
@@ -110,7 +111,8 @@ def test_scripted_lengths_have_a_long_tail():
 
 def blocks_of(config: Config, iteration: int, heldout: list[Prompt] = []):  # noqa: B006
     order = PromptOrder(len(PROMPTS), config.data.train_batch_size, config.run.seed, shuffle=True)
-    return iteration_blocks(config, iteration, order, reserve_order(config, len(PROMPTS)), PROMPTS, heldout)
+    reserve = reserve_order(config, len(PROMPTS))
+    return iteration_blocks(config, iteration, started(config, iteration, 0), order, reserve, PROMPTS, heldout)
 
 
 def test_an_iteration_is_blocks_of_one_prompt():
@@ -219,6 +221,37 @@ def test_the_slowest_groups_are_cut_off_once_there_are_enough(ray_session):
             assert ended and {row["group_id"] for row in ended} <= surplus
             assert all(row["response_ids"] for row in rows if row["group_id"] not in surplus)
             run.open_gates(iteration + 1)
+
+
+def test_what_is_under_way_at_the_end_of_an_iteration_is_trained_on_in_the_next(ray_session):
+    plain = config_for("carry", prompts=6, n=2, iterations=3, grain=0)
+    config = dataclasses.replace(
+        plain,
+        rollout=dataclasses.replace(plain.rollout, carry_over=0.4),
+        pipeline=dataclasses.replace(plain.pipeline, max_staleness=1, inflight_update=True),
+    )
+    with scripted_run(config, prompts=64, seconds=(0.2, 6.0)) as run:
+        feed, carry = run.feed(), CarryOver(config, lambda value: [value])
+        trained: list[list[dict]] = []
+        for iteration in range(3):
+            take, rows, ended = carry.taker(iteration, feed.taker(iteration), evaluates=False), [], False
+            while not ended:
+                news, ended = take(60.0)
+                rows += news
+            carry.settle()
+            assert Counter(row["group_id"] for row in rows) == dict.fromkeys(range(6), 2)
+            assert {row["grade_status"] for row in rows} == {"ok"}
+            carried = [row for row in rows if row["iteration"] < iteration]
+            assert len(carried) == (6 if iteration else 0) and len(carry.positions) == (3 if iteration < 2 else 0)
+            assert all(min(row["weight_versions"]) >= iteration - 1 for row in rows)
+            if carried:  # they were the last of their plan, and nobody waited for them
+                in_time = [row for row in trained[-1] if row["iteration"] == iteration - 1]
+                assert max(row["generate_end"] for row in carried) > max(row["generate_end"] for row in in_time)
+            trained.append(rows)
+            run.open_gates(iteration + 1)
+            run.server.report.remote(0, iteration, 0, {"rows": rows, "metrics": {}})
+        prompts = Counter(row["prompt_id"] for rows in trained for row in rows)
+        assert len(prompts) == 18 and set(prompts.values()) == {2}
 
 
 def test_groups_that_wait_for_a_slow_grader_are_cut_off_too(ray_session):

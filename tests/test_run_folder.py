@@ -134,7 +134,7 @@ def test_the_name_of_a_run_that_could_not_start_is_free_again(tmp_path):
 def test_a_new_run_may_begin_where_another_is(tmp_path):
     partial = partial_folder(open_(tmp_path, name="first").checkpoints, 4)
     partial.mkdir()
-    step = commit(partial, 4, 0.0, keep_last=1, keep_every=0)
+    step = commit(partial, 4, {"kl_coef": 0.0}, keep_last=1, keep_every=0)
     for resume in (str(step), str(tmp_path / "runs" / "first")):
         folder = open_(tmp_path, name=f"from-{len(resume)}", resume=resume)
         assert not folder.resumed and find_start(folder.checkpoints).path == step
