@@ -23,10 +23,12 @@ class Feed:
     rank, attempt: this learner process, and how often its group has been started.
     last: the last iteration that there is.
     ahead: how many plans wait behind the one that is read.
+    before: how many plans before that one may still be read (see `carry.py`).
     """
 
-    def __init__(self, server: Any, rank: int, attempt: int, last: int, ahead: int = 1):
+    def __init__(self, server: Any, rank: int, attempt: int, last: int, ahead: int = 1, before: int = 0):
         self.server, self.rank, self.attempt, self.last, self.ahead = server, rank, attempt, last, ahead
+        self.before = before
         self.queues: dict[int, queue.Queue] = {}
         # A block of each of the last plans: who holds nothing of a plan when it ends (PlanServer) keeps its connection.
         self.held: dict[int, ray.ObjectRef] = {}
@@ -48,7 +50,7 @@ class Feed:
         opened = iteration in self.queues
         for soon in range(iteration, iteration + self.ahead + opened):
             self._open(soon)
-        for over in [each for each in list(self.held) if each < iteration - 2]:
+        for over in [each for each in list(self.held) if each < iteration - 1 - self.before]:
             del self.held[over]
         arrived = self.queues[iteration]
 

@@ -89,7 +89,7 @@ def train(job: dict[str, Any], attempt: int, learner: "Learner", spans: Spans) -
         with spans("update weights"):
             publish(trained)
     ahead = max(config.pipeline.plans_ahead, config.pipeline.max_staleness)
-    feed = Feed(server, rank, attempt, config.run.iterations, ahead)
+    feed = Feed(server, rank, attempt, config.run.iterations, ahead, before=int(config.rollout.carry_over > 0))
     carry = CarryOver(config, learner.gather, restored.under_way)
 
     def keep() -> None:

@@ -33,7 +33,8 @@ class ScriptedRun:
 
     def feed(self, rank: int = 0, attempt: int = 0) -> Feed:
         config = self.config
-        return Feed(self.server, rank, attempt, config.run.iterations, config.pipeline.plans_ahead)
+        before = int(config.rollout.carry_over > 0)
+        return Feed(self.server, rank, attempt, config.run.iterations, config.pipeline.plans_ahead, before)
 
     def open_gates(self, version: int) -> None:
         ray.get([engine.open_gate.remote(version) for engine in self.engines])
@@ -87,7 +88,6 @@ def plan_run(config: Config, engines: list[Any], train: list[Prompt], heldout: l
     name = config.run.name
     dispatcher = start_dispatcher(config.grade, grader_actors(config), name, cpus_per_host=0)
     reserve, reserve_name = start_reserve(config)
-    ray.get([dispatcher.start.remote(), *(engine.ready.remote() for engine in engines)])
     sampling = {"max_tokens": config.rollout.max_response_length, "top_p": 1.0, "stop": config.rollout.stop}
     workers = Workers(
         engines=[f"{name}/engine-{i}" for i in range(len(engines))],
@@ -98,7 +98,7 @@ def plan_run(config: Config, engines: list[Any], train: list[Prompt], heldout: l
         sampling={"train": {**sampling, "temperature": 1.0}, "heldout": {**sampling, "temperature": 0.0}},
     )
     server = start_plan_server(config, train, heldout, workers)
-    ray.get(server.begin.remote())
+    ray.get([dispatcher.start.remote(), *(engine.ready.remote() for engine in engines), server.begin.remote()])
     try:
         yield ScriptedRun(config, engines, dispatcher, server)
     finally:

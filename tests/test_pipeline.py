@@ -179,31 +179,28 @@ def test_a_stage_names_the_column_that_is_missing():
 
 
 def test_prompts_without_signal_are_replaced_from_the_reserve(ray_session):
-    plain = config_for("reserve", prompts=6, n=2, iterations=2)
+    plain = config_for("reserve", prompts=6, n=2, iterations=1)
     config = dataclasses.replace(plain, rollout=dataclasses.replace(plain.rollout, reserve_prompts=5))
     with scripted_run(config, seconds=(0.0, 0.2)) as run:
-        feed = run.feed()
-        for iteration in range(2):
-            [rows] = run.rows([feed], iteration)
-            run.open_gates(iteration + 1)
-            groups: dict[int, set[float]] = {}
-            for row in rows:
-                groups.setdefault(row["group_id"], set()).add(row["score"])
-            useful = sum(len(scores) > 1 for scores in groups.values())
-            reserve = {row["reserve"] for row in rows} - {-1}
-            assert len(rows) == 2 * len(groups) and {row["finish_reason"] for row in rows} <= {"stop", "length"}
-            assert reserve == set(range(len(reserve)))  # used in order
-            assert len(groups) == 6 + len(reserve)
-            # Each prompt without signal brought in another, as long as there were some.
-            assert len(reserve) == min(5, len(groups) - useful) and useful <= 6
-            assert useful == 6 or len(reserve) == 5
-            assert len(reserve) > 0  # or the seed shows nothing
+        [rows] = run.rows([run.feed()], 0)
+        groups: dict[int, set[float]] = {}
+        for row in rows:
+            groups.setdefault(row["group_id"], set()).add(row["score"])
+        useful = sum(len(scores) > 1 for scores in groups.values())
+        reserve = {row["reserve"] for row in rows} - {-1}
+        assert len(rows) == 2 * len(groups) and {row["finish_reason"] for row in rows} <= {"stop", "length"}
+        assert reserve == set(range(len(reserve)))  # used in order
+        assert len(groups) == 6 + len(reserve)
+        # Each prompt without signal brought in another, as long as there were some.
+        assert len(reserve) == min(5, len(groups) - useful) and useful <= 6
+        assert useful == 6 or len(reserve) == 5
+        assert len(reserve) > 0  # or the seed shows nothing
 
 
 def test_the_slowest_groups_are_cut_off_once_there_are_enough(ray_session):
     plain = config_for("enough", prompts=6, n=2, iterations=2, grain=0)
     config = dataclasses.replace(plain, rollout=dataclasses.replace(plain.rollout, overprovision=0.4))
-    with scripted_run(config, heldout=3, seconds=(0.5, 10.0)) as run:
+    with scripted_run(config, heldout=3, seconds=(0.3, 5.0)) as run:
         feed = run.feed()
         for iteration in range(2):
             [rows] = run.rows([feed], iteration)
@@ -230,7 +227,7 @@ def test_what_is_under_way_at_the_end_of_an_iteration_is_trained_on_in_the_next(
         rollout=dataclasses.replace(plain.rollout, carry_over=0.4),
         pipeline=dataclasses.replace(plain.pipeline, max_staleness=1, inflight_update=True),
     )
-    with scripted_run(config, prompts=64, seconds=(0.2, 6.0)) as run:
+    with scripted_run(config, prompts=64, seconds=(0.2, 3.0)) as run:
         feed, carry = run.feed(), CarryOver(config, lambda value: [value])
         trained: list[list[dict]] = []
         for iteration in range(3):
@@ -271,11 +268,11 @@ def test_groups_that_wait_for_a_slow_grader_are_cut_off_too(ray_session):
 
 
 def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
-    config = config_for("stream", prompts=6, n=4, iterations=3)
+    config = config_for("stream", prompts=6, n=4, iterations=2)
     with scripted_run(config, engines=2, seconds=(0.2, 4.0)) as run:
         feed = run.feed()
         processes = {stat["pid"] for stat in ray.get([engine.stats.remote() for engine in run.engines])}
-        for iteration in range(3):
+        for iteration in range(2):
             [rows] = run.rows([feed], iteration)
             assert sorted(row["sample_id"] for row in rows) == sorted(
                 f"{iteration}/{group}/{member}" for group in range(6) for member in range(4)
@@ -302,18 +299,15 @@ def test_samples_stream_one_by_one_and_none_is_lost(ray_session):
 
 
 def test_a_sample_is_graded_at_once_though_its_block_is_a_group(ray_session):
-    config = config_for("grain", prompts=3, n=4, iterations=2, grain=4)
+    config = config_for("grain", prompts=3, n=4, iterations=1, grain=4)
     with scripted_run(config, seconds=(0.1, 2.5)) as run:
-        feed = run.feed()
-        for iteration in range(2):
-            [rows] = run.rows([feed], iteration)
-            last = {group: max(row["generate_end"] for row in rows if row["group_id"] == group) for group in range(3)}
-            early = [row for row in rows if last[row["group_id"]] - row["generate_end"] > 0.5]
-            assert early and all(row["grade_end"] < last[row["group_id"]] for row in early)
-            assert len({row["sample_id"] for row in rows}) == 12 and {row["grade_status"] for row in rows} == {"ok"}
-            run.open_gates(iteration + 1)
+        [rows] = run.rows([run.feed()], 0)
+        last = {group: max(row["generate_end"] for row in rows if row["group_id"] == group) for group in range(3)}
+        early = [row for row in rows if last[row["group_id"]] - row["generate_end"] > 0.5]
+        assert early and all(row["grade_end"] < last[row["group_id"]] for row in early)
+        assert len({row["sample_id"] for row in rows}) == 12 and {row["grade_status"] for row in rows} == {"ok"}
         # By hint and by block, each was graded once.
-        assert ray.get(run.dispatcher.stats.remote())["graded"] == 24
+        assert ray.get(run.dispatcher.stats.remote())["graded"] == 12
 
 
 def test_lost_hints_cost_nothing_but_time(ray_session):
@@ -440,12 +434,12 @@ def test_with_staleness_requests_pass_the_gate_earlier(ray_session):
         assert {version for row in rows for version in row["weight_versions"]} == {0}
 
 
-@pytest.mark.parametrize(("prompts", "n", "grain"), [(13, 1, 1), (1, 3, 1), (5, 4, 2)])
-def test_two_ranks_get_every_sample_once(ray_session, prompts, n, grain):
-    config = config_for(f"ranks-{prompts}-{n}", prompts=prompts, n=n, ranks=2, iterations=2, grain=grain)
+@pytest.mark.parametrize(("prompts", "n", "grain", "iterations"), [(13, 1, 1, 1), (1, 3, 1, 1), (5, 4, 2, 2)])
+def test_two_ranks_get_every_sample_once(ray_session, prompts, n, grain, iterations):
+    config = config_for(f"ranks-{prompts}-{n}", prompts=prompts, n=n, ranks=2, iterations=iterations, grain=grain)
     with scripted_run(config, seconds=(0.0, 0.2)) as run:
         feeds = [run.feed(0), run.feed(1)]
-        for iteration in range(2):
+        for iteration in range(iterations):
             parts = run.rows(feeds, iteration)
             ids = [row["sample_id"] for part in parts for row in part]
             assert sorted(ids) == sorted(f"{iteration}/{g}/{m}" for g in range(prompts) for m in range(n))

@@ -89,9 +89,10 @@ def test_a_run_survives_its_parts_and_stops_in_good_order(workplace):
     run = Faults(workplace, "faults")
     try:
         run.wait_for(1)
-        for part in ("RayTrainWorker", "EngineCore", "PlanServer", "GradeDispatcher"):
+        for parts in (("RayTrainWorker",), ("EngineCore", "PlanServer"), ("GradeDispatcher",)):
             before = len(run.lines())
-            run.send(part, signal.SIGKILL)
+            for part in parts:
+                run.send(part, signal.SIGKILL)
             run.wait_for(before + 2)
         assert run.stop(signal.SIGTERM) < 30
     finally:
@@ -103,14 +104,21 @@ def test_a_run_survives_its_parts_and_stops_in_good_order(workplace):
     done = len(run.lines())
     assert f"the state after {done} iterations is saved; go on with run.resume=auto" in log
     assert left_running(workplace) == ""
-    # It goes on as if nothing had been, and a second Ctrl-C does not wait for anything.
+    # It goes on as if nothing had been; what does not answer is started again; a second Ctrl-C waits for nothing.
     before = run.lines()
-    run = Faults(workplace, "faults", "run.resume=auto")
+    run = Faults(
+        workplace, "faults", "run.resume=auto", "watchdog.stall_s=12", "watchdog.fail_s=60", "watchdog.sample_s=30"
+    )
     try:
         run.wait_for(done + 1)
         assert run.lines()[:done] == before
         # The engines, which start from the first model, got the checkpoint's weights before the first sample.
         assert run.lines()[done]["mismatch/max"] < 1e-4
+        run.send("GradeDispatcher", signal.SIGSTOP)
+        run.wait_for(len(run.lines()) + 2)
+        log = run.log.read_text()
+        assert "nothing has moved for" in log and "grading: does not answer, and is started again" in log
+        assert "engine-0: weights" in log and "learner-0: " in log, "who does what"
         run.process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + 30
         while "SIGINT: the run saves its state and ends" not in run.log.read_text():
@@ -124,16 +132,17 @@ def test_a_run_survives_its_parts_and_stops_in_good_order(workplace):
     assert left_running(workplace) == ""
 
 
-def test_what_does_not_answer_is_started_again_and_a_run_that_stands_still_ends(workplace):
+def test_a_run_that_stands_still_ends_with_its_state(workplace):
+    """Of saved responses, which need no engine."""
+    rows = [{"prompt": f"p{i}", "response": "abc", "answer": "a"} for i in range(PROMPTS) for _ in range(SAMPLES)]
+    rollouts = workplace.folder / "rollouts.jsonl"
+    rollouts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = Faults(
-        workplace, "stalled", "watchdog.stall_s=12", "watchdog.fail_s=35", "watchdog.sample_s=30", "watchdog.stop_s=5"
-    )
+        workplace, "stalled", "data.train_files=[]", f"data.rollouts=[{rollouts}]", "algorithm.old_logprobs=learner",
+        "watchdog.stall_s=12", "watchdog.fail_s=35", "watchdog.sample_s=30", "watchdog.stop_s=5",
+    )  # fmt: skip
     try:
         run.wait_for(1)
-        run.send("GradeDispatcher", signal.SIGSTOP)
-        run.wait_for(len(run.lines()) + 2)
-        log = run.log.read_text()
-        assert "nothing has moved for" in log and "grading: does not answer, and is started again" in log
         run.send("RayTrainWorker", signal.SIGSTOP)
         run.process.wait(180)
     finally:
@@ -141,7 +150,7 @@ def test_what_does_not_answer_is_started_again_and_a_run_that_stands_still_ends(
     log = run.log.read_text()
     assert run.process.returncode == 1, log[-4000:]
     assert "error: nothing has moved for" in log and "over watchdog.fail_s=35" in log
-    assert "engine-0: weights" in log and "learner-0: " in log, "who does what"
+    assert "learner-0: " in log, "who does what"
     found = re.search(r"the state after (\d+) iterations is saved; the learner did not end in watchdog.stop_s", log)
     # The last checkpoint may have been on its way.
     assert found and len(run.lines()) - 1 <= int(found[1]) <= len(run.lines()), log[-4000:]
