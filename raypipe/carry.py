@@ -84,7 +84,7 @@ class CarryOver:
         Args:
             evaluates: whether the plan has held-out samples, of which none is carried over.
         """
-        left = list(self.under_way)
+        left = set(self.under_way)
         for group_id, position in enumerate(started(self.config, iteration, len(left), self.again)):
             self.under_way[iteration, group_id] = position
         self.again, self.open[iteration] = [], take
@@ -94,8 +94,7 @@ class CarryOver:
 
         def rows_of_whole_groups(seconds: float) -> tuple[list[dict[str, Any]], bool]:
             nonlocal number, room
-            heldout = self._read(min(seconds, PATIENCE_S))
-            open_plans = {each for part in self.gather(list(self.open)) for each in part}
+            heldout, open_plans = self._read(min(seconds, PATIENCE_S))
             found: list[dict[str, Any]] = []
             for key in [key for key in self.under_way if self._is_whole(key, open_plans)]:
                 if number == batch or not (key in left or room):
@@ -109,8 +108,8 @@ class CarryOver:
 
         return rows_of_whole_groups
 
-    def _read(self, seconds: float) -> list[dict[str, Any]]:
-        """Takes in what has arrived on all ranks; returns the held-out rows of this one."""
+    def _read(self, seconds: float) -> tuple[list[dict[str, Any]], set[int]]:
+        """Takes in what has arrived; returns this rank's held-out rows, and the plans that any rank still reads."""
         heldout, news = [], []
         for iteration in sorted(self.open):
             rows, ended = self.open[iteration](seconds if iteration == max(self.open) else 0.0)
@@ -123,10 +122,11 @@ class CarryOver:
                 key = iteration, row["group_id"]
                 self.rows.setdefault(key, []).append(row)
                 news.append((key, row["group_size"]))
-        for key, size in (each for part in self.gather(news) for each in part):
+        told = self.gather((news, list(self.open)))
+        for key, size in (each for samples, _ in told for each in samples):
             self.arrived[key] += 1
             self.sizes[key] = size
-        return heldout
+        return heldout, {iteration for _, still_open in told for iteration in still_open}
 
     def _is_whole(self, key: Key, open_plans: set[int]) -> bool:
         return self.arrived[key] == self.sizes.get(key, -1) or key[0] not in open_plans

@@ -2,9 +2,10 @@
 
 Needs: `pip install raypipe[bench]` (TRL), `python examples/make_demo.py`, for SmolLM2-135M `python
 examples/make_smollm2.py` (left out with --quick), 8 GiB of memory, no GPU. Both sides make one AdamW step an iteration
-in float32, on policy, without a reference: the demo's 0.5 M-parameter model with 16 prompts x 8 samples of 64 tokens,
-SmolLM2-135M with 4 x 8 of 48. The models are copies whose end token is one that they do not write, so that all
-responses have full length. TRL generates with transformers (its vLLM modes need a GPU), without gradient checkpointing.
+on policy, without a reference, in float32 or (--dtype) in bfloat16 with weights in float32: the demo's 0.5 M-parameter
+model with 16 prompts x 8 samples of 64 tokens, SmolLM2-135M with 4 x 8 of 48. The models are copies whose end token is
+one that they do not write, so that all responses have full length. TRL generates with transformers (its vLLM modes need
+a GPU), without gradient checkpointing.
 
 Each side is one process a model and number of threads; the reward functions (`trl_rewards.py`) take turns iteration by
 iteration, so that whatever else the machine does meets all alike. Times are medians of the iterations after a warm-up.
@@ -12,6 +13,7 @@ TRL's threads are OMP_NUM_THREADS, raypipe's are engine.num_cpus and train.threa
 the same time. The last line is one JSON object.
 
     python examples/bench/against_trl.py [--quick] [--models tiny ...] [--rewards instant ...] [--threads 1 2]
+        [--dtype bfloat16]
 """
 
 import argparse
@@ -88,7 +90,7 @@ def prompts(count: int) -> list[list[dict[str, str]]]:
 # TRL
 
 
-def run_trl(setting: Setting, model: str, turns: list[str], folder: str) -> list[Iteration]:
+def run_trl(setting: Setting, model: str, turns: list[str], folder: str, dtype: str) -> list[Iteration]:
     """One iteration for each of `turns`, names of reward functions."""
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -126,7 +128,7 @@ def run_trl(setting: Setting, model: str, turns: list[str], folder: str) -> list
         setattr(trainer, name, run)
 
     args = GRPOConfig(
-        output_dir=folder, use_cpu=True, bf16=False, max_steps=len(turns), learning_rate=LEARNING_RATE,
+        output_dir=folder, use_cpu=True, bf16=dtype == "bfloat16", max_steps=len(turns), learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant", per_device_train_batch_size=size, gradient_accumulation_steps=1,
         num_generations=setting.samples, max_completion_length=setting.tokens, temperature=1.0, top_p=1.0, top_k=0,
         beta=0.0, gradient_checkpointing=False, shuffle_dataset=False, save_strategy="no", logging_strategy="no",
@@ -147,7 +149,9 @@ def run_trl(setting: Setting, model: str, turns: list[str], folder: str) -> list
 # raypipe
 
 
-def run_raypipe(setting: Setting, model: str, turns: list[str], folder: str, threads: int) -> list[Iteration]:
+def run_raypipe(
+    setting: Setting, model: str, turns: list[str], folder: str, threads: int, dtype: str
+) -> list[Iteration]:
     """The same by `python -m raypipe.train`: the prompts of an iteration have its reward function as data source."""
     data = Path(folder) / "prompts.jsonl"
     own = [name for name in turns for _ in range(setting.prompts)]
@@ -159,7 +163,7 @@ def run_raypipe(setting: Setting, model: str, turns: list[str], folder: str, thr
     ]
     config = {
         "run": {"name": "bench", "dir": folder, "iterations": len(turns)},
-        "model": {"path": model, "dtype": "float32"},
+        "model": {"path": model, "dtype": dtype},
         "data": {
             "train_files": [str(data)], "train_batch_size": setting.prompts, "max_prompt_length": 128, "shuffle": False,
             "require_ground_truth": False,
@@ -194,10 +198,10 @@ def run_raypipe(setting: Setting, model: str, turns: list[str], folder: str, thr
 # side by side
 
 
-def run_side(side: str, name: str, model: Path, turns: list[str], threads: int) -> list[Iteration]:
+def run_side(side: str, name: str, model: Path, turns: list[str], threads: int, dtype: str) -> list[Iteration]:
     """The iterations of one side, in a process of its own, less those of the warm-up."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "0"}
-    job = [side, name, str(model), turns, threads]
+    job = [side, name, str(model), turns, threads, dtype]
     command = [sys.executable, __file__, "--side", json.dumps(job)]
     found = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if found.returncode:
@@ -215,16 +219,16 @@ def show(side: str, found: Iteration) -> None:
     print(f"    {side:10}{found['wall']:8.2f}{parts}{found['tokens']:9.1f}")
 
 
-def compare(name: str, rewards: list[str], threads: int, rounds: int) -> dict[str, Any]:
+def compare(name: str, rewards: list[str], threads: int, rounds: int, dtype: str) -> dict[str, Any]:
     """Both sides at one setting: medians by reward function."""
     setting, turns = SETTINGS[name], [*[rewards[0]] * WARM_UP, *rewards * rounds]
     with tempfile.TemporaryDirectory() as folder:
         model = endless(CACHE / setting.model, setting.never, Path(folder) / "model")
-        sides = {side: run_side(side, name, model, turns, threads) for side in ("trl", "raypipe")}
+        sides = {side: run_side(side, name, model, turns, threads, dtype) for side in ("trl", "raypipe")}
     heading = "".join(f"{part:>12}" for part in (*PARTS, "rest"))
     print(
-        f"\n{name}, {setting.prompts} x {setting.samples} samples of {setting.tokens} tokens, {threads} threads, "
-        f"medians of {rounds}, seconds\n{'':14}{'wall':>8}{heading}   tokens"
+        f"\n{name}, {setting.prompts} x {setting.samples} samples of {setting.tokens} tokens, {dtype}, "
+        f"{threads} threads, medians of {rounds}, seconds\n{'':14}{'wall':>8}{heading}   tokens"
     )
     figures = {}
     for at, reward in enumerate(rewards):
@@ -243,16 +247,17 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--rewards", nargs="+", choices=REWARDS, default=list(REWARDS))
     parser.add_argument("--threads", nargs="+", type=int, default=sorted({1, cores}), help="of torch; default 1, cores")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the computation")
     parser.add_argument("--rounds", type=int, default=3, help="measured iterations of each reward function")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
-        side, name, model, turns, threads = json.loads(options.side)
+        side, name, model, turns, threads, dtype = json.loads(options.side)
         with tempfile.TemporaryDirectory() as folder:
             if side == "trl":
-                found = run_trl(SETTINGS[name], model, turns, folder)
+                found = run_trl(SETTINGS[name], model, turns, folder, dtype)
             else:
-                found = run_raypipe(SETTINGS[name], model, turns, folder, threads)
+                found = run_raypipe(SETTINGS[name], model, turns, folder, threads, dtype)
         print(json.dumps(found))
         return
     if options.quick:
@@ -264,11 +269,11 @@ def main() -> None:
     if not importlib.util.find_spec("trl"):
         sys.exit("trl is missing: pip install raypipe[bench]")
     figures = {
-        f"{name}, {threads} threads": compare(name, options.rewards, threads, options.rounds)
+        f"{name}, {threads} threads": compare(name, options.rewards, threads, options.rounds, options.dtype)
         for name in options.models
         for threads in options.threads
     }
-    print(json.dumps({"bench": "against_trl", **figures}))
+    print(json.dumps({"bench": "against_trl", "dtype": options.dtype, **figures}))
 
 
 if __name__ == "__main__":
