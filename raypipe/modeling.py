@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 from raypipe.batching import Batch, Layout, lay_out
 from raypipe.config import ModelConfig
 from raypipe.lora import add_adapters
+from raypipe.token_logprobs import token_logprobs
 
 # Logits that exist at the same time, in elements: 256 MiB in float32.
 MAX_LOGITS = 2**26
@@ -63,21 +64,23 @@ class Policy(nn.Module):
     def _head(
         self, hidden_NH: Tensor, targets_N: Tensor, temperature: float, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        logits_NV = self._scaled(self.model.get_output_embeddings()(hidden_NH).float()) / temperature
+        logits_NV = self._scaled(self.model.get_output_embeddings()(hidden_NH))
+        if not entropy_gradient:
+            return token_logprobs(logits_NV, targets_N, temperature)
+        logits_NV = logits_NV.float() / temperature
         total_N = logits_NV.logsumexp(-1)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropy_N = total_N - (logits_NV.softmax(-1) * logits_NV).sum(-1)
+        entropy_N = total_N - (logits_NV.softmax(-1) * logits_NV).sum(-1)
         return logits_NV.gather(1, targets_N[:, None])[:, 0] - total_N, entropy_N
 
     def _scaled(self, logits_NV: Tensor) -> Tensor:
         """What some families do to logits after the head: Gemma caps, Cohere multiplies, Granite divides."""
         config = self.model.config.get_text_config()
         if cap := getattr(config, "final_logit_softcapping", None):
-            logits_NV = cap * torch.tanh(logits_NV / cap)
+            logits_NV = cap * torch.tanh(logits_NV.float() / cap)
         if scale := getattr(config, "logit_scale", None):
-            logits_NV = logits_NV * scale
+            logits_NV = logits_NV.float() * scale
         if divisor := getattr(config, "logits_scaling", None):
-            logits_NV = logits_NV / divisor
+            logits_NV = logits_NV.float() / divisor
         return logits_NV
 
 
