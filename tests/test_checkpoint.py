@@ -70,7 +70,7 @@ def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path, t
 
     torch.manual_seed(99)
     resumed = learner_for(model, algorithm)
-    assert checkpoint.load(tmp_path, resumed) == checkpoint.Restored(2, [])
+    assert checkpoint.load(tmp_path, resumed) == checkpoint.Restored(2, [], [])
     assert torch.equal(torch.get_rng_state(), state)
     assert resumed.kl_coef == coef and (coef != algorithm.kl_coef) == bool(algorithm.kl_target)
     assert train(resumed, 2) == metrics
@@ -105,14 +105,14 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_does_not_reach_it(mo
     writer = checkpoint.CheckpointWriter(tmp_path, learner)
     train(learner, 0)
     then = parameters(learner.policy)
-    writer.save(1)
+    writer.save(1, under_way=[9, 4])
     train(learner, 1)
     assert checkpoint_files.steps(tmp_path) == [] and writer.metrics_of_writing() == {}
     wrote.set()
     writer.wait()
     assert writer.metrics_of_writing().keys() == {"checkpoint/write_s"} and writer.notes() == []
     loaded = learner_for(model)
-    assert checkpoint.load(tmp_path, loaded).iteration == 1
+    assert checkpoint.load(tmp_path, loaded) == checkpoint.Restored(1, [9, 4], [])
     assert_same(parameters(loaded.policy), then)
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "step_1" / "hf")
     assert_same(then, {name: p.detach().numpy() for name, p in exported.named_parameters()})
@@ -220,5 +220,5 @@ def test_transformers_loads_the_export(tied, tmp_path):
 def test_without_a_checkpoint_nothing_is_loaded(model, tmp_path):
     learner = learner_for(model)
     before = parameters(learner.policy)
-    assert checkpoint.load(tmp_path, learner) == checkpoint.Restored(0, [])
+    assert checkpoint.load(tmp_path, learner) == checkpoint.Restored(0, [], [])
     assert_same(before, parameters(learner.policy))

@@ -216,6 +216,8 @@ def test_every_legend_that_names_one_metric_is_produced():
     rows = [row(g, m, score=m) | {"reserve": g - 1, "score_error": ""} for g in range(2) for m in range(2)] + [
         row(3, 0, purpose="heldout"),
         row(4, 0, status="abstain", finish="surplus"),
+        row(5, 0) | {"iteration": 2},
     ]
     found = metrics_of(rows, learner)
+    assert found["group/carried"] == found["group/surplus"] == 1
     assert [name for name in METRICS if "<" not in name and name not in found] == []

@@ -249,6 +249,13 @@ def test_what_is_under_way_at_the_end_of_an_iteration_is_trained_on_in_the_next(
             ray.get(run.server.report.remote(0, iteration, 0, {"rows": rows, "metrics": {}}))
         prompts = Counter(row["prompt_id"] for rows in trained for row in rows)
         assert len(prompts) == 18 and set(prompts.values()) == {2}
+        # A learner that goes on from two iterations has what was under way then started anew, and goes on behind it.
+        attempt = ray.get(run.server.begin.remote())
+        ray.get(run.server.starts_at.remote(attempt, 2, [11, 3]))
+        rows = [row for block in run.feed(attempt=attempt).rows(2) for row in block]
+        order = PromptOrder(64, 6, config.run.seed, shuffle=True)
+        wanted = {f"p{order.at(position)}" for position in (11, 3, 14, 15, 16, 17)}
+        assert len(rows) == 12 and {row["prompt_id"] for row in rows} == wanted
 
 
 def test_groups_that_wait_for_a_slow_grader_are_cut_off_too(ray_session):
