@@ -115,8 +115,7 @@ def scripted(folder: Path, iterations: int) -> list[dict[str, float]]:
 
 def real(folder: Path, iterations: int) -> list[dict[str, float]]:
     """The metrics of a run of configs/demo.yaml, with a KV cache that soon has been used as a whole: until then the
-    engine grows by what each iteration uses of it for the first time. (What it keeps of each number of tokens that a
-    batch had takes longer: no new ones come after some 90 iterations.)"""
+    engine grows by what each iteration uses of it for the first time."""
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "raypipe.train", "--config", "configs/demo.yaml", f"run.dir={folder}"]
     subprocess.run(
