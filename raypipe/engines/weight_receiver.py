@@ -6,6 +6,7 @@ registers the receiver as weight-transfer backend `object_store` next to vLLM's 
 not copied, and only metadata passes through vLLM's RPC, so nothing is pickled.
 """
 
+import gc
 import mmap
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,7 @@ class SharedMemoryReceiver(WeightTransferEngine[InitInfo, UpdateInfo]):
             for module in self.model.modules():
                 if isinstance(module, ParallelLMHead):
                     module.quant_method.process_weights_after_loading(module)
+        gc.collect()  # vLLM leaves what it has loaded in reference cycles: 20 MiB of a model of 2 after some updates
 
     def shutdown(self) -> None:
         pass
