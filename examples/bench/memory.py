@@ -129,11 +129,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="12 iterations")
     parser.add_argument("--iterations", type=int, default=0, help="those measured: 200, or 30 with --real")
-    parser.add_argument("--warm-up", type=int, default=0, help="iterations before: 100, or 90 with --real")
+    parser.add_argument("--warm-up", type=int, default=0, help="iterations before: 100, or 60 with --real")
     parser.add_argument("--real", action="store_true", help="vLLM and the learner, on configs/demo.yaml")
     options = parser.parse_args()
     iterations = options.iterations or (12 if options.quick else 30 if options.real else 200)
-    warm_up = options.warm_up or (3 if options.quick else 90 if options.real else 100)
+    warm_up = options.warm_up or (3 if options.quick else 60 if options.real else 100)
     os.environ.update(SOON_FULL)
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
