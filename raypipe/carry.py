@@ -44,11 +44,10 @@ def started(config: Config, iteration: int, left: int, again: Sequence[int] = ()
 
 def left_by(config: Config, iteration: int, first: int, again: Sequence[int]) -> int:
     """How many prompts the plan of `iteration` finds left, where a learner began with `first`, and with `again`."""
-    left = 0
+    left = len(again)
     for each in range(first, iteration):
-        under_way = left + len(started(config, each, left, again if each == first else ()))
-        left = max(0, under_way - config.data.train_batch_size)
-    return left
+        left = max(0, max(left, wanted(config, each)) - config.data.train_batch_size)
+    return left if iteration > first else 0
 
 
 def wanted(config: Config, iteration: int) -> int:

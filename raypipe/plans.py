@@ -23,7 +23,7 @@ from ray.util.placement_group import PlacementGroup
 
 from raypipe.attempts import Attempts, Told
 from raypipe.carry import left_by, started
-from raypipe.config import Config, carried_prompts, is_eval, reserve_size
+from raypipe.config import Config, is_eval, reserve_size
 from raypipe.lengths import ResponseLengths, longest_first
 from raypipe.pipeline import Workers, build_plan
 from raypipe.plan_process import end_execution
@@ -151,13 +151,13 @@ class PlanServer:
 
     def report(self, attempt: int, iteration: int, rank: int, record: Any) -> None:
         """A rank's record of a finished iteration; releases its plan once all ranks have reported, or the one before,
-        if it may have left prompts to the next."""
+        if it has left prompts to the next."""
         with self.lock:
             self.lengths.add(record["rows"])
         if self.attempts.report(attempt, iteration, rank, record):
             with self.lock:
-                over = iteration - (carried_prompts(self.config) > 0 and iteration + 1 < self.config.run.iterations)
-                self._release([key for key in self.plans if key <= over])
+                leaves = left_by(self.config, iteration + 1, self.attempts.first or 0, self.again) > 0
+                self._release([key for key in self.plans if key <= iteration - leaves])
 
     def told(self, iteration: int, attempt: int, timeout_s: float) -> Told:
         return self.attempts.told(iteration, attempt, timeout_s)
