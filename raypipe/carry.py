@@ -17,7 +17,6 @@ A prompt is known by its position in the order of all prompts (`PromptOrder`). P
 of the checkpoint, and a learner that goes on from there has these prompts started anew.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,12 @@ if TYPE_CHECKING:  # it imports torch, which the plan server need not
 # Seconds that a wait for one plan's rows may hold up those of the plan before.
 PATIENCE_S = 0.05
 Key = tuple[int, int]  # iteration whose plan started a group, and its group_id there
+
+
+def planned(config: Config, iteration: int, first: int = 0, again: Sequence[int] = ()) -> list[int]:
+    """As `started`, where a learner began with iteration `first`, and with `again`."""
+    left = left_by(config, iteration, first, again)
+    return started(config, iteration, left, again if iteration == first else ())
 
 
 def started(config: Config, iteration: int, left: int, again: Sequence[int] = ()) -> list[int]:
@@ -44,10 +49,12 @@ def started(config: Config, iteration: int, left: int, again: Sequence[int] = ()
 
 def left_by(config: Config, iteration: int, first: int, again: Sequence[int]) -> int:
     """How many prompts the plan of `iteration` finds left, where a learner began with `first`, and with `again`."""
+    if iteration <= first:
+        return 0
     left = len(again)
     for each in range(first, iteration):
         left = max(0, max(left, wanted(config, each)) - config.data.train_batch_size)
-    return left if iteration > first else 0
+    return left
 
 
 def wanted(config: Config, iteration: int) -> int:
@@ -71,8 +78,7 @@ class CarryOver:
         self.config, self.gather, self.positions = config, gather, list(again)
         self.again = list(again)
         self.under_way: dict[Key, int] = {}  # positions
-        self.arrived: Counter[Key] = Counter()  # samples on all ranks
-        self.sizes: dict[Key, int] = {}
+        self.missing: dict[Key, int] = {}  # samples that no rank has yet, of groups of which some rank has one
         self.rows: dict[Key, list[dict[str, Any]]] = {}
         self.open: dict[int, Take] = {}  # plans that this rank has not read to the end
 
@@ -100,6 +106,7 @@ class CarryOver:
                     continue
                 room -= key not in left
                 del self.under_way[key]
+                self.missing.pop(key, None)
                 found += [row | {"group_id": number} for row in self.rows.pop(key, [])]
                 number += 1
             ended = not open_plans or (number == batch and not evaluates and open_plans == {iteration})
@@ -123,16 +130,12 @@ class CarryOver:
                 news.append((key, row["group_size"]))
         told = self.gather((news, list(self.open)))
         for key, size in (each for samples, _ in told for each in samples):
-            self.arrived[key] += 1
-            self.sizes[key] = size
+            self.missing[key] = self.missing.get(key, size) - 1
         return heldout, {iteration for _, still_open in told for iteration in still_open}
 
     def _is_whole(self, key: Key, open_plans: set[int]) -> bool:
-        return self.arrived[key] == self.sizes.get(key, -1) or key[0] not in open_plans
+        return self.missing.get(key) == 0 or key[0] not in open_plans
 
     def settle(self) -> None:
         """The iteration is trained: what is under way now is the next one's."""
         self.positions = list(self.under_way.values())
-        for known in (self.arrived, self.sizes):
-            for key in [key for key in known if key not in self.under_way]:
-                del known[key]

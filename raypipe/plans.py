@@ -22,7 +22,7 @@ from ray.data import DataIterator
 from ray.util.placement_group import PlacementGroup
 
 from raypipe.attempts import Attempts, Told
-from raypipe.carry import left_by, started
+from raypipe.carry import left_by, planned
 from raypipe.config import Config, is_eval, reserve_size
 from raypipe.lengths import ResponseLengths, longest_first
 from raypipe.pipeline import Workers, build_plan
@@ -89,9 +89,7 @@ class PlanServer:
     def _make(self, iteration: int, attempt: int) -> Plan:
         # Not run/iteration: Ray makes the name part of a log file's path.
         name = f"{self.config.run.name}.{iteration:06d}" + (f".{attempt}" if attempt else "")
-        first = self.attempts.first or 0
-        left = left_by(self.config, iteration, first, self.again)
-        positions = started(self.config, iteration, left, self.again if iteration == first else ())
+        positions = planned(self.config, iteration, self.attempts.first or 0, self.again)
         blocks = iteration_blocks(self.config, iteration, positions, self.order, self.reserve, self.train, self.heldout)
         if not blocks:  # the last iteration, without held-out prompts
             return Plan(name, [])

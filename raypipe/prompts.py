@@ -178,17 +178,12 @@ class PromptOrder:
         if cursor < 0:
             raise ValueError(f"cursor={cursor} is negative; a run starts at 0")
         end = cursor + self.batch
-        first_epoch, last_epoch = cursor // self.n, (end - 1) // self.n
-        epochs = [self._epoch(epoch) for epoch in range(first_epoch, last_epoch + 1)]
-        skip = cursor - first_epoch * self.n
-        return np.concatenate(epochs)[skip : skip + self.batch], end
+        return np.array([self.at(position) for position in range(cursor, end)], np.int64), end
 
     def at(self, cursor: int) -> int:
         """Index of the prompt at a position."""
-        return int(self._epoch(cursor // self.n)[cursor % self.n])
-
-    def _epoch(self, epoch: int) -> np.ndarray:
-        return shuffled(self.n, self.seed, epoch) if self.shuffle else np.arange(self.n)
+        epoch, place = divmod(cursor, self.n)
+        return int(shuffled(self.n, self.seed, epoch)[place]) if self.shuffle else place
 
 
 @lru_cache(maxsize=2)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from learner_ranks import in_chunks, parameters
 
 from raypipe import checkpoint
-from raypipe.carry import started
+from raypipe.carry import planned
 from raypipe.checkpoint_files import find_start
 from raypipe.config import CheckpointConfig, Config, DataConfig, ModelConfig, RolloutConfig, RunConfig, TrainConfig
 from raypipe.engines.scripted import ScriptedEngine
@@ -42,7 +42,7 @@ def config_for(model: Path, folder: Path) -> Config:
 def scripted_rows(config: Config, iteration: int) -> list[dict]:
     """An iteration's rows as they come out of Grade, by the real order of prompts and the scripted engine."""
     order = PromptOrder(PROMPTS, config.data.train_batch_size, config.run.seed, config.data.shuffle)
-    positions = started(config, iteration, left=0)
+    positions = planned(config, iteration)
     blocks = iteration_blocks(config, iteration, positions, order, None, scripted_prompts(PROMPTS), [])
     rows = [row for block in blocks for row in block.to_pylist()]
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from raypipe.carry import CarryOver, left_by, started
+from raypipe.carry import CarryOver, planned, started
 from raypipe.config import Config, DataConfig, GradeConfig, GraderConfig, ModelConfig, PipelineConfig, RolloutConfig
 from raypipe.config import RunConfig as Run
 from raypipe.config_checks import check_across
@@ -73,8 +73,7 @@ class Plans:
         self.lock = threading.Lock()
 
     def _make(self, iteration: int, first: int, again: list[int]) -> list[list[dict]]:
-        left = left_by(self.config, iteration, first, again)
-        positions = started(self.config, iteration, left, again if iteration == first else ())
+        positions = planned(self.config, iteration, first, again)
         rows = [
             {"sample_id": f"{iteration}/{g}/{m}", "iteration": iteration, "group_id": g, "position": position,
              "group_size": self.config.rollout.n, "purpose": "train"}
@@ -139,7 +138,7 @@ def trained_positions(rows: list[dict], config: Config) -> list[int]:
 
 def test_the_worked_example():
     config = config_of(batch=4, carry_over=0.25, iterations=3)
-    plans = [started(config, iteration, left_by(config, iteration, 0, [])) for iteration in range(3)]
+    plans = [planned(config, iteration) for iteration in range(3)]
     assert plans == [[0, 1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11]]
 
 
@@ -151,7 +150,7 @@ def test_without_it_an_iteration_starts_its_batch():
 def test_a_learner_that_goes_on_starts_again_what_was_under_way():
     config = config_of(batch=4, carry_over=0.25, iterations=5)
     assert started(config, 2, 0, again=[6]) == [6, 9, 10, 11, 12]
-    assert started(config, 3, left_by(config, 3, first=2, again=[6])) == [13, 14, 15, 16]
+    assert planned(config, 3, first=2, again=[6]) == [13, 14, 15, 16]
     # After a run's last iteration nothing is, and one that is made longer begins as at first.
     assert started(config, 3, 0, again=[]) == [12, 13, 14, 15, 16]
 

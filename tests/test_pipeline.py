@@ -21,7 +21,7 @@ from ray.data._internal.execution import streaming_executor_state
 from ray.data._internal.execution.interfaces.op_runtime_metrics import OpRuntimeMetrics
 
 from raypipe import pipeline
-from raypipe.carry import CarryOver, started
+from raypipe.carry import CarryOver, planned
 from raypipe.config import (
     Config,
     DataConfig,
@@ -112,7 +112,7 @@ def test_scripted_lengths_have_a_long_tail():
 def blocks_of(config: Config, iteration: int, heldout: list[Prompt] = []):  # noqa: B006
     order = PromptOrder(len(PROMPTS), config.data.train_batch_size, config.run.seed, shuffle=True)
     reserve = reserve_order(config, len(PROMPTS))
-    return iteration_blocks(config, iteration, started(config, iteration, 0), order, reserve, PROMPTS, heldout)
+    return iteration_blocks(config, iteration, planned(config, iteration), order, reserve, PROMPTS, heldout)
 
 
 def test_an_iteration_is_blocks_of_one_prompt():

@@ -144,7 +144,7 @@ def test_a_run_that_stands_still_ends_with_its_state(workplace):
     try:
         run.wait_for(1)
         deadline = time.monotonic() + 60
-        while not (run.folder / "checkpoints" / "latest").exists():
+        while not (run.folder / "checkpoints" / f"step_{len(run.lines())}").exists():
             assert time.monotonic() < deadline, run.log.read_text()[-4000:]
             time.sleep(0.02)
         run.send("RayTrainWorker", signal.SIGSTOP)
@@ -156,7 +156,8 @@ def test_a_run_that_stands_still_ends_with_its_state(workplace):
     assert "error: nothing has moved for" in log and "over watchdog.fail_s=35" in log
     assert "learner-0: " in log, "who does what"
     found = re.search(r"the state after (\d+) iterations is saved; the learner did not end in watchdog.stop_s", log)
-    assert found and 1 <= int(found[1]) <= len(run.lines()), log[-4000:]
+    # The last checkpoint may have been on its way.
+    assert found and len(run.lines()) - 1 <= int(found[1]) <= len(run.lines()), log[-4000:]
     assert (run.folder / "checkpoints" / f"step_{found[1]}" / "progress.json").exists()
     check_ledger(run)
     assert left_running(workplace) == ""

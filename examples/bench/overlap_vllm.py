@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoTokenizer
 
-from raypipe.carry import started
+from raypipe.carry import planned
 from raypipe.config import (
     Config,
     DataConfig,
@@ -81,7 +81,7 @@ def config_for(model: Path, iterations: int, threads: int) -> Config:
 def phases(run: ScriptedRun, prompts: list[Prompt], learner: Learner, iteration: int, version: int) -> list[float]:
     """Seconds of generation, grading and training, one after the other."""
     order = PromptOrder(len(prompts), PROMPTS, 0, shuffle=True)
-    blocks = iteration_blocks(run.config, iteration, started(run.config, iteration, left=0), order, None, prompts, [])
+    blocks = iteration_blocks(run.config, iteration, planned(run.config, iteration), order, None, prompts, [])
     rows = [row for block in blocks for row in block.to_pylist()]
     times, plan = [time.perf_counter()], f"phases-{iteration}"
     shared = {"min_version": 0, "plan": plan, "max_tokens": TOKENS}
