@@ -5,12 +5,14 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "examples" / "bench"))
 
 import against_trl  # noqa: E402
+import memory  # noqa: E402
 import overlap  # noqa: E402
 import staleness  # noqa: E402
 import trl_rewards  # noqa: E402
@@ -84,3 +86,16 @@ def test_a_run_is_told_by_its_held_out_passes():
     told = staleness.outcome(lines)
     assert told["heldout"] == [0.1, 0.5, 0.7] and told["last"] == 0.7
     assert told["mean"] == pytest.approx(0.6) and told["staleness"] == 0.75 and told["iteration_s"] == 3.0
+
+
+def test_memory_that_wanders_is_flat_and_memory_that_grows_is_not():
+    noise = np.random.default_rng(0)
+    steps = np.arange(200)
+    wandering = [300 + np.convolve(noise.normal(0, 4, 239), np.ones(40) / 40**0.5, "valid") for _ in range(50)]
+    assert sum(memory.trend(series.tolist()).is_flat for series in wandering) >= 40
+    for series in wandering:
+        found = memory.trend((series + 0.5 * steps).tolist())
+        assert not found.is_flat and found.slope == pytest.approx(0.5, abs=0.2)
+    leak = memory.trend((100 + 0.05 * steps).tolist())
+    assert not leak.is_flat and leak.added == pytest.approx(10.0)
+    assert memory.trend((100 + 0.01 * steps).tolist()).is_flat  # 2 MiB in all

@@ -2,9 +2,10 @@
 
 Needs: nothing but the installation; --real also a model and data, which configs/demo.yaml names (`make demo` makes
 them). Without it engine and learner are scripted, while plans, feed, grader processes, driver and run folder are real:
-an iteration is 8 prompts of 4 samples and takes what its plan takes to start. A kind is flat if its slope, by least
-squares after the warm-up, is less than twice its standard error, or adds less than 1% or 4 MiB in all. Of stages and
-idle workers, whose number changes, it is the memory of one, of all others that of all processes of the kind.
+an iteration is 8 prompts of 4 samples and takes what its plan takes to start. A kind is flat if its slope after the
+warm-up, by least squares of the means of ten stretches (iterations one after the other are not independent), is less
+than twice its standard error, or adds less than 1% or 4 MiB in all. Of stages and idle workers, whose number changes,
+it is the memory of one, of all others that of all processes of the kind.
 
     python examples/bench/memory.py [--quick] [--iterations 200] [--warm-up 100] [--real]
 """
@@ -43,6 +44,7 @@ from raypipe.scripted import scripted_run
 
 MIB_A_GIB = 1024
 PROMPTS, SAMPLES = 8, 4
+STRETCHES = 10
 CHANGING = ("stages", "idle")  # kinds of which there are now more processes, now less
 # Two things that stop growing, here within the warm-up: the connections of workers that have ended, which Ray holds for
 # up to ten minutes, and what vLLM on CPU keeps of each new number of tokens in a batch, up to 1024 oneDNN primitives.
@@ -70,8 +72,11 @@ class Trend(NamedTuple):
 
 
 def trend(values: list[float]) -> Trend:
-    """Of values in MiB, an iteration each."""
-    (slope, _), covariance = np.polyfit(np.arange(len(values)), values, 1, cov=True)
+    """Of values in MiB, an iteration each, at least STRETCHES of them."""
+    middles, means = [
+        [part.mean() for part in np.array_split(series, STRETCHES)] for series in (np.arange(len(values)), values)
+    ]
+    (slope, _), covariance = np.polyfit(middles, means, 1, cov=True)
     return Trend(float(np.mean(values)), float(slope), float(covariance[0, 0] ** 0.5), float(slope * len(values)))
 
 
