@@ -219,7 +219,7 @@ class TrainConfig:
     stream: bool = key(True, "train on samples while others are still made, where the algorithm allows it")
     threads: int = key(0, "torch threads of a rank on CPU; 0: cpus_per_rank")
     reshard_after_forward: bool = key(
-        True, "free gathered weights between forward and backward: less memory, more traffic"
+        True, "free gathered weights after each forward and backward; false: a step's micro-batches share them"
     )
 
 

@@ -32,7 +32,17 @@ from raypipe.colocate import Turns
 from raypipe.config import Config, is_eval, old_logprobs
 from raypipe.feed import Feed
 from raypipe.losses import Metrics
-from raypipe.modeling import Critic, Policy, compute_dtype, layout, learning_rate, load_critic, load_policy, shard
+from raypipe.modeling import (
+    Critic,
+    Policy,
+    compute_dtype,
+    layout,
+    learning_rate,
+    load_critic,
+    load_policy,
+    reshard,
+    shard,
+)
 from raypipe.objectives import mismatch, policy_objective, value_objective
 from raypipe.pulse import Pulse
 from raypipe.run_folder import RunFolder
@@ -144,6 +154,7 @@ def publisher(
 
     def publish(version: int) -> None:
         for sender, trainee, receivers in publishers:
+            reshard(trainee.module)
             sender.publish(trainee.module.model, version, receivers, in_flight)
 
     return publish
@@ -173,6 +184,7 @@ class Trainee:
         A gradient that is not finite, or of nothing at all, is not applied; nor is that of a loss that is not finite,
         since where a loss is not a number its gradient may be 0.
         """
+        reshard(self.module)
         parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         for parameter in parameters:
             if parameter.grad is not None:
@@ -216,11 +228,11 @@ class Learner:
 
     def trainee(self, module: Policy | Critic, lr: float, grad_clip: float) -> Trainee:
         train, dtype = self.config.train, compute_dtype(self.config.model.dtype, self.device)
-        reshard = train.reshard_after_forward and self.world > 1  # alone a rank holds all anyway
-        module = shard(module, self.device, self.world, dtype, reshard)
+        frees = train.reshard_after_forward and self.world > 1  # alone a rank holds all anyway
+        module = shard(module, self.device, self.world, dtype, frees)
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(
-            parameters, lr=lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay
+            parameters, lr=lr, betas=(train.beta1, train.beta2), weight_decay=train.weight_decay, fused=True
         )
         return Trainee(module, optimizer, lr, grad_clip)
 

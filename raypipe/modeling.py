@@ -215,7 +215,8 @@ def shard(
     """Shards a policy or critic over all ranks with FSDP2, one unit a decoder layer, and moves it to `device`.
 
     Parameters stay float32; compute and gathers use `compute_dtype`, gradients are reduced in float32. Gradients are
-    summed, not averaged, over ranks: the losses' denominators already count all ranks.
+    summed, not averaged, over ranks: the losses' denominators already count all ranks. Weights that are not resharded
+    after forward are not after backward either: the micro-batches of a step share them, until `reshard`.
     """
     mesh = init_device_mesh(device.type, (world,))
     precision = MixedPrecisionPolicy()
@@ -226,9 +227,19 @@ def shard(
     for unit in [*units, module]:
         fully_shard(unit, mesh=mesh, mp_policy=precision, reshard_after_forward=reshard_after_forward)
         assert isinstance(unit, FSDPModule)  # what fully_shard has made of it
-        unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)  # gloo knows no sum with a factor
+        unit.set_reshard_after_backward(reshard_after_forward, recurse=False)
+        if world > 1:  # alone, FSDP would divide all gradients by 1
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)  # gloo knows no sum with a factor
     return module.to(device)
+
+
+def reshard(module: Policy | Critic) -> None:
+    """Frees gathered weights; `parameters()` are this rank's shards again, as they must be when they change or are
+    read."""
+    for unit in module.modules():
+        if isinstance(unit, FSDPModule):
+            unit.reshard()
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -31,8 +31,11 @@ CLOSE_S, HURRIED_CLOSE_S = 20.0, 4.0
 # of them idle, and Ray would warn of each few. What Ray keeps of the past would grow with each iteration: 100,000 tasks
 # and 100,000 dead actors for its dashboard, and (see `start_ray`) every series of every process until a Prometheus
 # comes for it. glibc has 8 arenas a core, each with its own freed memory, for the dozens of threads of a Ray worker.
+# Torch's threads would spin until the last of them is done, on the very core that it waits for: beside one busy process
+# a step with 2 threads on 2 cores takes twice as long.
 RAY_SETTINGS = {
     "MALLOC_ARENA_MAX": "2",
+    "OMP_WAIT_POLICY": "passive",
     "RAY_worker_maximum_startup_concurrency": "16",
     "RAY_task_events_max_num_task_in_gcs": "5000",
     "RAY_maximum_gcs_destroyed_actor_cached_count": "200",

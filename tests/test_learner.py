@@ -144,6 +144,8 @@ def one_rank(model) -> dict[str, dict]:
         "not a number": Job(config, [[poisoned(rows)], deal(rows, 1)]),
         "lora": Job(lora_config(model), [deal(rollouts(i), 1) for i in range(3)]),
         "critic first": Job(warmup_config(model), [deal(rollouts(i), 1) for i in range(2)]),
+        "last is looked at alone": Job(looking_config(model), [[cut_at_last(rows)]], chunk=4, pauses=True),
+        "last is looked at first": Job(looking_config(model, stream=False), [[cut_at_last(rows)]]),
     }
     return train_on_ranks(1, jobs | recipe_jobs(model, 1, 1_000_000))
 
@@ -154,6 +156,16 @@ def poisoned(rows: list[dict]) -> list[dict]:
     usable = next(row for row in rows if row["grade_status"] == "ok")
     usable["engine_logprobs"] = [float("nan"), *usable["engine_logprobs"][1:]]
     return rows
+
+
+def looking_config(model: Path, **train: object) -> Config:
+    """The learner's log-probs are computed anew, also of samples that are not trained on."""
+    return config_for(model, AlgorithmConfig(old_logprobs="learner", mask_truncated=True), **train)
+
+
+def cut_at_last(rows: list[dict]) -> list[dict]:
+    """All samples of the last group were cut off."""
+    return [row | {"finish_reason": "length" if row["group_id"] == 3 else "stop"} for row in rows]
 
 
 def empty_response() -> dict:
@@ -201,6 +213,11 @@ def two_ranks(model) -> dict[str, dict]:
         "reference": Job(config, [deal(rollouts(i), 2, seed=7) for i in range(3)]),
         "one rank has only failures": Job(config, [[usable, failed]]),
         "one rank has nothing": Job(config, [[rows, []]]),
+        "weights stay gathered": Job(
+            config_for(model, reshard_after_forward=False, micro_batch_tokens=28),
+            [deal(rollouts(i), 2, seed=3) for i in range(3)],
+            chunk=3,
+        ),
         "lora": Job(lora_config(model), [deal(rollouts(i), 2, seed=7) for i in range(3)], chunk=2),
     }
     return train_on_ranks(2, jobs | recipe_jobs(model, 2, 2, micro_batch_tokens=28))
@@ -279,8 +296,9 @@ def start_of(model: Path) -> dict[str, np.ndarray]:
     return {name: parameter.detach().numpy() for name, parameter in plain.named_parameters()}
 
 
-def test_two_ranks_give_the_parameters_of_one(one_rank, two_ranks):
-    one, two = one_rank["reference"], two_ranks["reference"]
+@pytest.mark.parametrize("name", ["reference", "weights stay gathered"])
+def test_two_ranks_give_the_parameters_of_one(one_rank, two_ranks, name):
+    one, two = one_rank["reference"], two_ranks[name]
     assert largest_difference(one["parameters"], two["parameters"]) < 1e-5
     for name in ("policy/entropy", "policy/kl", "mismatch/mean", "mismatch/max", "grad_norm"):
         assert two["metrics"][2][name] == pytest.approx(one["metrics"][2][name], rel=1e-3, abs=1e-6)
@@ -325,6 +343,12 @@ def test_sharded_training_equals_a_plain_torch_loop(model, one_rank):
         optimizer.zero_grad()
     plain = {name: parameter.detach().numpy() for name, parameter in policy.named_parameters()}
     assert largest_difference(one_rank["reference"]["parameters"], plain) < 1e-5
+
+
+def test_a_step_is_whole_also_when_the_weights_were_looked_at_last(one_rank):
+    alone, first = one_rank["last is looked at alone"], one_rank["last is looked at first"]
+    assert largest_difference(alone["parameters"], first["parameters"]) < 1e-5
+    assert alone["metrics"][0]["grad_norm"] == pytest.approx(first["metrics"][0]["grad_norm"], rel=1e-3)
 
 
 def test_mini_batches_are_optimizer_steps_over_whole_prompts(one_rank):
