@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from raypipe.carry import CarryOver
 from raypipe.learner import Learner
 from raypipe.scripted import ScriptedRun
 from raypipe.streaming import Spans
@@ -26,10 +27,17 @@ class ScriptedLearner(Learner):
         self.tokens_per_s = tokens_per_s
 
     def micro_steps(self, batches: list[Any], count: int) -> None:
+        self.compute([row for batch in batches for line in batch for row in line], 1.0)
+
+    def recompute_logprobs(self, rows: list[dict[str, Any]]) -> None:
+        self.compute(rows, 1 / 3)  # forward alone
+        for row in rows:
+            row["old_logprobs"] = row["engine_logprobs"]
+
+    def compute(self, rows: list[dict[str, Any]], part: float) -> None:
         """All ranks take as long as the one with the most tokens, as collectives would have them."""
-        rows = [row for batch in batches for line in batch for row in line]
         tokens = sum(len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows)
-        time.sleep(max(self.gather(tokens)) / self.tokens_per_s)
+        time.sleep(part * max(self.gather(tokens)) / self.tokens_per_s)
 
 
 class Rank:
@@ -48,9 +56,13 @@ class Rank:
         """Trains all iterations of `run`; new weights take `update_s` to the engines."""
         config, feed = run.config, run.feed(self.rank)
         learner = ScriptedLearner(config, tokens_per_s)
+        carry = CarryOver(config, learner.gather)
         for iteration in range(config.run.iterations):
-            spans = Spans(self.rank)
-            record = learner.iterate(iteration, feed.taker(iteration), spans)
+            spans, take = Spans(self.rank), feed.taker(iteration)
+            if config.rollout.carry_over:
+                take = carry.taker(iteration, take, evaluates=False)
+            record = learner.iterate(iteration, take, spans)
+            carry.settle()
             with spans("update weights"):
                 if self.rank == 0:
                     time.sleep(update_s)
