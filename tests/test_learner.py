@@ -144,8 +144,6 @@ def one_rank(model) -> dict[str, dict]:
         "not a number": Job(config, [[poisoned(rows)], deal(rows, 1)]),
         "lora": Job(lora_config(model), [deal(rollouts(i), 1) for i in range(3)]),
         "critic first": Job(warmup_config(model), [deal(rollouts(i), 1) for i in range(2)]),
-        "last is looked at alone": Job(looking_config(model), [[cut_at_last(rows)]], chunk=4, pauses=True),
-        "last is looked at first": Job(looking_config(model, stream=False), [[cut_at_last(rows)]]),
     }
     return train_on_ranks(1, jobs | recipe_jobs(model, 1, 1_000_000))
 
@@ -156,16 +154,6 @@ def poisoned(rows: list[dict]) -> list[dict]:
     usable = next(row for row in rows if row["grade_status"] == "ok")
     usable["engine_logprobs"] = [float("nan"), *usable["engine_logprobs"][1:]]
     return rows
-
-
-def looking_config(model: Path, **train: object) -> Config:
-    """The learner's log-probs are computed anew, also of samples that are not trained on."""
-    return config_for(model, AlgorithmConfig(old_logprobs="learner", mask_truncated=True), **train)
-
-
-def cut_at_last(rows: list[dict]) -> list[dict]:
-    """All samples of the last group were cut off."""
-    return [row | {"finish_reason": "length" if row["group_id"] == 3 else "stop"} for row in rows]
 
 
 def empty_response() -> dict:
@@ -343,12 +331,6 @@ def test_sharded_training_equals_a_plain_torch_loop(model, one_rank):
         optimizer.zero_grad()
     plain = {name: parameter.detach().numpy() for name, parameter in policy.named_parameters()}
     assert largest_difference(one_rank["reference"]["parameters"], plain) < 1e-5
-
-
-def test_a_step_is_whole_also_when_the_weights_were_looked_at_last(one_rank):
-    alone, first = one_rank["last is looked at alone"], one_rank["last is looked at first"]
-    assert largest_difference(alone["parameters"], first["parameters"]) < 1e-5
-    assert alone["metrics"][0]["grad_norm"] == pytest.approx(first["metrics"][0]["grad_norm"], rel=1e-3)
 
 
 def test_mini_batches_are_optimizer_steps_over_whole_prompts(one_rank):
